@@ -1,0 +1,12 @@
+"""A Triton GEMM whose launch configurations are tuned once and ship as files.
+
+gemm(a, b)            a @ b, with the configuration tuned for this weight shape and GPU
+tune_gemm(N=, K=)     measure and write a tuned file for this GPU
+explain(M, N, K)      which configuration a call gets, and why
+warmup(N, K)          compile all that calls with a weight can get, before they come
+"""
+
+from .op import gemm
+from .tuning import explain, tune_gemm, warmup
+
+__all__ = ["gemm", "tune_gemm", "explain", "warmup"]

@@ -1,0 +1,73 @@
+"""The kernel families and `launch_gemm_kernel`, the only way to run any of them.
+
+A family is one file, listed below and nowhere else. It has
+
+    NAME                               the `kernel` key of its entries
+    PARAMETERS                         its upper-case keys and their ranges
+    config_problem(config, properties) why a config in range cannot run on such a device (None: on any), or None
+    operand_problem(config, a, b, out) why it cannot take these operands, or None
+    prepare(a, b, out, config)         the `Launch`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..config import DEFAULT_KERNEL, launch_options, validate_config
+from ..device import DeviceProperties, device_guard, device_properties
+from . import tiled
+from .launch import INTERPRETED
+
+FAMILIES = {family.NAME: family for family in (tiled,)}
+
+
+def _family(config: Mapping[str, Any]) -> Any:
+    return FAMILIES[config.get("kernel", DEFAULT_KERNEL)]
+
+
+def config_problem(config: Any, properties: DeviceProperties | None = None) -> str | None:
+    """Why ``config`` may not be launched on such a device (None: on any device), or None if it may.
+
+    This is the gate between a file and Triton: what passes has only known keys with values in range.
+    """
+    if not isinstance(config, dict):
+        return f"must be an object, got {type(config).__name__}"
+    name = config.get("kernel", DEFAULT_KERNEL)
+    if not isinstance(name, str) or name not in FAMILIES:
+        return f"kernel must be one of {sorted(FAMILIES)}, got {name!r:.40}"
+    try:
+        validate_config(config, FAMILIES[name].PARAMETERS)
+    except ValueError as error:
+        return str(error)
+    return FAMILIES[name].config_problem(config, properties)
+
+
+def operand_problem(
+    config: Mapping[str, Any], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+) -> str | None:
+    """Why a valid ``config`` cannot multiply these operands (their layout or alignment), or None."""
+    return _family(config).operand_problem(config, a, b, out)
+
+
+def launch_gemm_kernel(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
+) -> torch.Tensor:
+    """Write ``a @ b`` into ``out`` with the kernel and tile that ``config`` names.
+
+    Shapes: a (M, K), b (K, N), out (M, N), none of them empty; any strides, one dtype, one device.
+    Operands and configuration are taken as checked (`op.py`, `config_problem`, `operand_problem`).
+    Returns: ``out``.
+    """
+    if INTERPRETED and out.dtype == torch.bfloat16:
+        # The interpreter multiplies the bit patterns of bfloat16 and cuts where it should round
+        # (triton issue 11584); in float32 it is right, and torch rounds.
+        exact = torch.empty_like(out, dtype=torch.float32)
+        return out.copy_(launch_gemm_kernel(a.float(), b.float(), exact, config))
+    with device_guard(a.device):
+        launch = _family(config).prepare(a, b, out, config)
+        options = launch_options(config, device_properties(a.device).backend)
+        launch.kernel[launch.grid](*launch.operands(a, b, out), *launch.values, **options)
+    return out

@@ -1,0 +1,199 @@
+"""The torch ops behind `gemm`: their checks, their fakes and the gradient."""
+
+from __future__ import annotations
+
+import torch
+
+from . import kernels, tuning
+from ._ops import add_op_namespace_prefix, ops
+from .config import Config
+
+
+def _check_operands(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
+    """Raise ValueError for anything that the kernels cannot take, before anything is launched."""
+    if a.dim() != 2 or b.dim() != 2:
+        raise ValueError(
+            f"gemm expects 2D tensors, got a of shape {tuple(a.shape)} and b of shape "
+            f"{tuple(b.shape)}; flatten leading dimensions first"
+        )
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(
+            f"Incompatible GEMM shapes: {tuple(a.shape)} @ {tuple(b.shape)}; the columns of a must be as "
+            "many as the rows of b (for a weight of shape (N, K) pass weight.t())"
+        )
+    if a.dtype not in tuning.DTYPES or a.dtype != b.dtype:
+        raise ValueError(
+            "gemm expects a and b of one dtype, float16 or bfloat16; got dtype "
+            f"{_name(a.dtype)} and {_name(b.dtype)}; convert with .to(dtype)"
+        )
+    for name, tensor in (("a", a), ("b", b), ("out", out)):
+        if tensor is not None and tensor.layout != torch.strided:
+            raise ValueError(
+                f"gemm expects dense tensors, got {name} with layout {_name(tensor.layout)}; "
+                "convert with .to_dense()"
+            )
+    if a.device != b.device or (out is not None and out.device != a.device):
+        given = f"a on {a.device}, b on {b.device}" + (
+            "" if out is None else f", out on {out.device}"
+        )
+        raise ValueError(f"gemm expects all tensors on one device, got {given}; move them together")
+    if a.device.type == "meta" or (a.device.type == "cpu" and not kernels.INTERPRETED):
+        raise ValueError(
+            f"gemm expects tensors on a GPU, got tensors on {a.device}; move them, or set "
+            "TRITON_INTERPRET=1 before loading the kernel to run it on the CPU"
+        )
+    if out is not None:
+        expected = (a.shape[0], b.shape[1])
+        if tuple(out.shape) != expected:
+            raise ValueError(
+                f"gemm expects out of shape {expected}, got {tuple(out.shape)}; "
+                "allocate it as a.new_empty(M, N)"
+            )
+        if out.dtype != a.dtype:
+            raise ValueError(
+                f"gemm expects out of the dtype of a and b, {_name(a.dtype)}; got dtype {_name(out.dtype)}"
+            )
+
+
+def _name(value: object) -> str:
+    return str(value).replace("torch.", "", 1)
+
+
+def _check_memory(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """Raise ValueError if writing ``out`` would change an operand, or another element of ``out``."""
+    if _overlaps_itself(out):
+        raise ValueError(
+            f"gemm expects every element of out at an address of its own, got out of shape "
+            f"{tuple(out.shape)} with strides {out.stride()}; pass out.contiguous() and copy back"
+        )
+    start, end = _extent(out)
+    for name, operand in (("a", a), ("b", b)):
+        operand_start, operand_end = _extent(operand)
+        if start < operand_end and operand_start < end:
+            raise ValueError(
+                f"gemm expects out to share no memory with its operands, got out and {name} in one range "
+                f"of addresses; pass {name}.clone() or another out"
+            )
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """First address of ``tensor`` and the one behind its last; a pair that overlaps nothing if it is empty."""
+    if tensor.numel() == 0:
+        return 0, 0
+    start = tensor.data_ptr()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    if tensor.numel() == 0:
+        return False
+    # Sorted by stride, each dimension must step over all that the ones below it reach.
+    reached = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size > 1:
+            if stride <= reached:
+                return True
+            reached += (size - 1) * stride
+    return False
+
+
+def _layout(b: torch.Tensor) -> str:
+    """ "NT" for the transpose of an (N, K) row-major weight, "NN" for all else."""
+    return "NT" if b.stride(0) == 1 and b.stride(1) != 1 else "NN"
+
+
+def _gemm_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    _check_operands(a, b, out)
+    _check_memory(a, b, out)
+    _launch(a, b, out)
+
+
+def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    _check_operands(a, b)
+    out = a.new_empty(a.shape[0], b.shape[1])
+    _launch(a, b, out)
+    return out
+
+
+def _launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    M, K = a.shape
+    N = b.shape[1]
+    if M == 0 or N == 0:
+        return
+    if K == 0:
+        out.zero_()
+        return
+    layout = _layout(b)
+
+    def accepts(config: Config) -> bool:
+        return kernels.operand_problem(config, a, b, out) is None
+
+    while True:
+        config = tuning.get_config(M, N, K, a.device, layout, accepts)
+        try:
+            kernels.launch_gemm_kernel(a, b, out, config)
+            return
+        # Whatever went wrong (shared memory, registers, a fault of the compiler), an entry of a file is
+        # not worth a failed call: the next nearest takes over, and in the end the default. A failure
+        # that is not the entry's fault comes up again with the default, and is raised.
+        except Exception as error:
+            if not tuning.reject_config(config, error, N, K, a.device, layout):
+                raise
+
+
+def _gemm_fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    _check_operands(a, b)
+    return a.new_empty(a.shape[0], b.shape[1])
+
+
+def _save_operands(ctx, inputs, output) -> None:
+    a, b = inputs
+    # An operand is kept only for the gradient of the other one.
+    ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None)
+
+
+def _gemm_backward(ctx, grad):
+    a, b = ctx.saved_tensors
+    grad_a = None if b is None else ops.gemm(grad, b.t())
+    grad_b = None if a is None else ops.gemm(a.t(), grad)
+    return grad_a, grad_b
+
+
+# A build that is loaded through two spellings of its path is imported twice, under one namespace: the
+# ops of the first import serve both.
+if not hasattr(ops, "gemm"):
+    # `define` and `impl` cost a call several microseconds less than `custom_op`.
+    torch.library.define(add_op_namespace_prefix("gemm"), "(Tensor a, Tensor b) -> Tensor")
+    torch.library.impl(add_op_namespace_prefix("gemm"), "default", _gemm)
+    torch.library.register_fake(add_op_namespace_prefix("gemm"), _gemm_fake)
+    torch.library.register_autograd(
+        add_op_namespace_prefix("gemm"), _gemm_backward, setup_context=_save_operands
+    )
+
+    torch.library.define(
+        add_op_namespace_prefix("gemm_out"), "(Tensor a, Tensor b, Tensor(a!) out) -> ()"
+    )
+    torch.library.impl(add_op_namespace_prefix("gemm_out"), "default", _gemm_out)
+    torch.library.register_fake(add_op_namespace_prefix("gemm_out"), _check_operands)
+
+
+def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Compute ``a @ b`` with float32 accumulation, using the configuration tuned for this GPU.
+
+    Shapes: a (M, K), b (K, N), out (M, N). Any strides; float16 or bfloat16, all three alike. Where b is
+    the transpose of a weight (N, K), as in ``gemm(x, weight.t())``, the files for layout NT are used.
+    Returns: ``out``, allocated when not given. An empty K gives zeros. Differentiable in a and b when
+    ``out`` is not given.
+    Raises: ValueError when ranks, shapes, dtypes or devices do not match, or ``out`` shares memory with an
+    operand; RuntimeError when ``out`` is given and an operand needs a gradient.
+    """
+    if out is None:
+        return ops.gemm(a, b)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad):
+        raise RuntimeError(
+            "gemm expects tensors that need no gradient where out is given, as torch does; drop out, "
+            "or call it under torch.no_grad()"
+        )
+    ops.gemm_out(a, b, out)
+    return out
