@@ -25,7 +25,7 @@ build: .venv/made
 	$(PY) tools/stage_build.py
 
 bench: build
-	$(LOCAL) $(PY) -m kernels benchmark .
+	$(LOCAL) .venv/bin/kernels benchmark .
 
 .venv/made: requirements-dev.txt tools/make_environment.py
 	$(PYTHON) tools/make_environment.py

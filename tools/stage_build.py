@@ -62,8 +62,8 @@ def stage(root: Path = ROOT) -> list[Path]:
     for backend in backends:
         variant = root / "build" / f"torch-{backend}"
         source = root / "torch-ext" / module
-        for file in sorted(source.rglob("*")):
-            if file.is_file() and file.suffix in suffixes and "__pycache__" not in file.parts:
+        for file in _source_files(root, source):
+            if file.suffix in suffixes:
                 target = variant / file.relative_to(source)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, target)
@@ -100,6 +100,17 @@ def _unique_id(root: Path) -> str:
     except (OSError, subprocess.CalledProcessError):
         return "local"
     return f"{tree}_dirty" if changed else tree
+
+
+def _source_files(root: Path, source: Path) -> list[Path]:
+    """The files below ``source`` that git does not ignore; without git, all but bytecode."""
+    try:
+        names = _git(
+            root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", str(source)
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return [path for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    return [root / name for name in sorted(names.split("\0")) if name and (root / name).is_file()]
 
 
 def _git(root: Path, *arguments: str) -> str:

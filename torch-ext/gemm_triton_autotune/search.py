@@ -58,8 +58,8 @@ def candidate_configs(
     """
     candidates = [] if None in (M, N, K) else [default_config(M, N, K)]
     for block_m, block_n, block_k, num_warps, num_stages in _TILED:
-        if any(size is not None and block >= 2 * max(size, 16)
-               for block, size in ((block_m, M), (block_n, N), (block_k, K))):  # fmt: skip
+        sides = ((block_m, M, 16), (block_n, N, 64), (block_k, K, 64))
+        if any(size is not None and block >= 2 * max(size, least) for block, size, least in sides):
             continue
         # 256 and more rows never fill up with a tile made for a few.
         if M is not None and M >= 256 and block_m < 64:

@@ -1,0 +1,18 @@
+"""Comparison with the exact product: one bound that calibrates itself, for every shape and dtype."""
+
+import torch
+
+
+def assert_product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, case: object = "") -> None:
+    """``out`` differs from the float64 product by at most twice what rounding to its dtype costs.
+
+    The bound is QuACK's, made independent of cuBLAS: no table of tolerances, and an accumulator of half
+    precision does not pass it.
+    """
+    exact = a.double() @ b.double()
+    assert out.shape == exact.shape
+    if exact.numel() == 0:
+        return
+    rounding = (exact.to(out.dtype).double() - exact).abs().max().item()
+    error = (out.double() - exact).abs().max().item()
+    assert error <= 2 * rounding + 1e-5, f"error {error:.3e}, rounding {rounding:.3e} {case}"

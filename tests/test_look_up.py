@@ -1,0 +1,345 @@
+"""Which configuration a call gets: names, search path, nearest M, fall-backs, warnings."""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import kernels
+import pytest
+import torch
+
+from .exact import assert_product
+from .test_config import GOOD
+
+gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
+tuning = gemm_kernel.tuning
+
+N, K = 48, 80
+
+
+def entry(num_stages):
+    """A configuration that can be told from the others by its stages."""
+    return {**GOOD, "num_stages": num_stages}
+
+
+def write(directory, content, n=N, k=K, layout="NN", device=None):
+    path = directory / tuning.config_file_name(n, k, device, layout)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    tuning._load_tuned_configs.cache_clear()
+    return path
+
+
+def warnings_of(caplog):
+    return [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.kernels_ci
+def test_the_nearest_m_in_log_space_is_used(device, tuned_dir):
+    write(tuned_dir, {"16": entry(2), "64": entry(3), "1024": entry(4)})
+    used = {M: tuning.get_config(M, N, K, device)["num_stages"] for M in (1, 16, 31, 32, 33, 64)}
+    # 32 is the geometric mean of 16 and 64: at a tie the smaller M
+    assert used == {1: 2, 16: 2, 31: 2, 32: 2, 33: 3, 64: 3}
+    assert tuning.get_config(256, N, K, device) == entry(3)
+    assert tuning.get_config(257, N, K, device) == entry(4)
+    assert tuning.get_config(10**7, N, K, device) == entry(4)
+
+
+def test_the_order_in_the_file_decides_nothing(device, tuned_dir):
+    write(tuned_dir, {"1024": entry(4), "16": entry(2), "64": entry(3)})
+    assert [tuning.get_config(M, N, K, device)["num_stages"] for M in (1, 32, 999)] == [2, 2, 4]
+
+
+@pytest.mark.kernels_ci
+def test_without_a_file_the_default_is_used(device, tuned_dir):
+    assert tuning.get_config(64, 123, 321) == tuning.default_config(64, 123, 321)
+    assert tuning._load_tuned_configs(123, 321) is None
+
+
+@pytest.mark.kernels_ci
+def test_without_a_file_one_warning_says_what_to_do(device, tuned_dir, caplog):
+    for M in (1, 7, 7, 300):
+        for _ in range(50):
+            tuning.get_config(M, N, K, device, "NT")
+    (warning,) = warnings_of(caplog)
+    assert warning.name == "gemm_triton_autotune"
+    text = warning.getMessage()
+    assert tuning.config_file_name(N, K, device, "NT") in text
+    assert str(tuned_dir) in text
+    assert f"python tune.py --n {N} --k {K} --layout nt" in text
+    assert "may be slower" in text
+
+
+def test_nt_uses_the_nn_file_if_it_has_none(device, tuned_dir):
+    write(tuned_dir, {"16": entry(2)})
+    assert tuning.get_config(16, N, K, device, "NT") == entry(2)
+    write(tuned_dir, {"16": entry(5)}, layout="NT")
+    assert tuning.get_config(16, N, K, device, "NT") == entry(5)
+    assert tuning.get_config(16, N, K, device, "NN") == entry(2)
+
+
+def test_nn_does_not_use_the_nt_file(device, tuned_dir):
+    write(tuned_dir, {"16": entry(5)}, layout="NT")
+    assert tuning.get_config(16, N, K, device) == tuning.default_config(16, N, K)
+
+
+def test_the_operands_decide_the_layout(device, tuned_dir, monkeypatch):
+    write(tuned_dir, {"16": entry(2)})
+    write(tuned_dir, {"16": entry(5)}, layout="NT")
+    used = []
+    launch = gemm_kernel.kernels.launch_gemm_kernel
+
+    def spy(a, b, out, config):
+        used.append(config["num_stages"])
+        return launch(a, b, out, config)
+
+    monkeypatch.setattr(gemm_kernel.kernels, "launch_gemm_kernel", spy)
+    a = torch.randn(16, K, dtype=torch.float16, device=device)
+    weight = torch.randn(N, K, dtype=torch.float16, device=device)
+    gemm_kernel.gemm(a, weight.t())
+    gemm_kernel.gemm(a, weight.t().contiguous())
+    assert used == [5, 2]
+
+
+@pytest.mark.kernels_ci
+def test_the_search_path_is_in_order(device, tmp_path, monkeypatch):
+    first, second, cache, package = (tmp_path / name for name in ("1", "2", "cache", "package"))
+    user = cache / "gemm-triton-autotune" / "configs"
+    for directory in (first, second, user, package):
+        directory.mkdir(parents=True)
+    monkeypatch.setenv("GEMM_TUNED_CONFIG_DIR", f"{first}{os.pathsep}{second}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(tuning, "_CONFIGS_DIR", package)
+    assert tuning.search_path() == [first, second, user, package]
+    try:
+        for stages, directory in ((2, package), (3, user), (4, second), (5, first)):
+            write(directory, {"16": entry(stages)})
+            assert tuning.get_config(16, N, K, device) == entry(stages)
+    finally:
+        tuning._load_tuned_configs.cache_clear()
+
+
+@pytest.mark.kernels_ci
+def test_a_replaced_configs_dir_takes_effect(device, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "_CONFIGS_DIR", tmp_path)
+    try:
+        write(tmp_path, {"16": entry(2)})
+        assert tuning.get_config(1, N, K) == entry(2)
+    finally:
+        tuning._load_tuned_configs.cache_clear()
+
+
+def test_a_file_is_read_once(device, tuned_dir, monkeypatch):
+    write(tuned_dir, {"16": entry(2)})
+    reads = []
+    read = tuning.read_tuned_file
+    monkeypatch.setattr(
+        tuning, "read_tuned_file", lambda path, *rest: reads.append(path) or read(path, *rest)
+    )
+    for M in range(1, 200):
+        tuning.get_config(M, N, K, device)
+    assert len(reads) == 1
+
+
+NAMES = {
+    "NVIDIA L4": "NVIDIA_L4",
+    "AMD Instinct MI250X / MI250": "AMD_Instinct_MI250X___MI250",
+    "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb": "NVIDIA_A100-SXM4-40GB_MIG_1c.3g.20gb",
+    "Intel(R) Arc(TM) Pro B60 Graphics": "Intel(R)_Arc(TM)_Pro_B60_Graphics",
+    'a\\b:c*d?e"f<g>h|i=j,k': "a_b_c_d_e_f_g_h_i_j_k",
+    "../../etc/x": ".._.._etc_x",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_device_name_is_safe_in_a_file_name(monkeypatch, name):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
+    file_name = tuning.config_file_name(N, K, torch.device("cuda:0"))
+    assert file_name == f"N={N},K={K},device_name={NAMES[name]}.json"
+    assert len(Path(file_name).parts) == 1
+    assert (
+        tuning.config_file_name(N, K, torch.device("cuda:0"), "NT")
+        == f"N={N},K={K},device_name={NAMES[name]},layout=NT.json"
+    )
+
+
+def test_each_device_has_its_own_files(tuned_dir, monkeypatch):
+    # two models in one process: neither the current device nor the first call decides
+    names = {0: "GPU One", 1: "GPU Two"}
+    devices = [torch.device("cuda", index) for index in names]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device.index])
+    properties = gemm_kernel.device.DeviceProperties("cuda", (9, 0), 132, 232448)
+    monkeypatch.setattr(tuning, "device_properties", lambda device: properties)
+    for stages, device in enumerate(devices, start=2):
+        write(tuned_dir, {"16": entry(stages)}, device=device)
+    assert [tuning.get_config(16, N, K, device) for device in devices * 2] == [
+        entry(2),
+        entry(3),
+        entry(2),
+        entry(3),  # fmt: skip
+    ]
+
+
+def test_a_name_is_asked_from_the_backend_of_the_device(monkeypatch):
+    # intel/torch-xpu-ops 3657: a build without CUDA raises when torch.cuda is asked
+    def refuse(*_):
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", refuse)
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda device=None: "Intel X")
+    assert tuning.device_name(torch.device("xpu:0")) == "Intel_X"
+
+
+# fmt: off
+DAMAGED = {
+    "truncated": '{"1": {"BLOCK',
+    "empty": "",
+    "a list": "[1, 2]",
+    "an empty object": "{}",
+    "nested deeply": "[" * 100_000,
+    "a huge number": '{"1": ' + "9" * 10_000 + "}",
+    "the same M twice": json.dumps({"1": GOOD})[:-1] + ', "1": {}}',
+    "only unusable entries": json.dumps({"16": {"BLOCK_SIZE_M": 16}, "0": GOOD, "-1": GOOD, "1.5": GOOD}),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_gives_the_default_and_one_warning(device, tuned_dir, caplog, name):
+    path = write(tuned_dir, DAMAGED[name])
+    a = torch.randn(16, K, dtype=torch.float16, device=device)
+    b = torch.randn(K, N, dtype=torch.float16, device=device)
+    for _ in range(3):
+        assert tuning.get_config(16, N, K, device) == tuning.default_config(16, N, K)
+        assert_product(gemm_kernel.gemm(a, b), a, b)
+    (warning,) = warnings_of(caplog)
+    assert str(path) in warning.getMessage()
+
+
+def test_an_unusable_entry_gives_way_to_the_next_nearest(device, tuned_dir, caplog):
+    path = write(tuned_dir, {"1": entry(2), "16": {**GOOD, "num_warps": 3}, "4096": entry(4)})
+    assert tuning.get_config(16, N, K, device) == entry(2)
+    (warning,) = warnings_of(caplog)
+    assert str(path) in warning.getMessage()
+    assert "M=16: num_warps must be a power of two, got 3" in warning.getMessage()
+
+
+def test_notes_of_other_tools_change_nothing(device, tuned_dir, caplog):
+    # vllm-project/vllm PR 24769
+    write(
+        tuned_dir, {"triton_version": "3.4.0", "_comment": "x", "dtype": "float16", "16": entry(2)}
+    )
+    assert tuning.get_config(16, N, K, device) == entry(2)
+    assert not warnings_of(caplog)
+
+
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"], ids=["plain", "BOM"])
+def test_a_file_from_a_windows_editor_is_read(device, tuned_dir, bom):
+    path = write(tuned_dir, {"16": entry(2)})
+    path.write_bytes(bom + path.read_bytes().replace(b", ", b",\r\n"))
+    tuning._load_tuned_configs.cache_clear()
+    assert tuning.get_config(16, N, K, device) == entry(2)
+
+
+@pytest.mark.parametrize(
+    "kind", ["directory", "pipe", "dangling link", "loop of links", "not UTF-8"]
+)
+def test_what_is_no_readable_file_never_raises(device, tuned_dir, kind):
+    path = tuned_dir / tuning.config_file_name(N, K, device)
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "dangling link":
+        path.symlink_to(tuned_dir / "nowhere")
+    elif kind == "loop of links":
+        path.symlink_to(path)
+    else:
+        path.write_bytes(b'{"16": "\xff\xfe"}')
+    tuning._load_tuned_configs.cache_clear()
+    assert tuning.get_config(16, N, K, device) == tuning.default_config(16, N, K)
+
+
+def test_an_entry_that_fails_to_launch_is_dropped_once(device, tuned_dir, caplog, monkeypatch):
+    # sgl-project/sglang PR 28038: out of shared memory aborts the first forward pass
+    path = write(tuned_dir, {"1": entry(2), "16": entry(5)})
+    launch = gemm_kernel.kernels.launch_gemm_kernel
+    failures = []
+
+    def fail(a, b, out, config):
+        if config["num_stages"] == 5:
+            failures.append(config)
+            raise RuntimeError("PassManager::run failed")
+        return launch(a, b, out, config)
+
+    monkeypatch.setattr(gemm_kernel.kernels, "launch_gemm_kernel", fail)
+    a = torch.randn(16, K, dtype=torch.float16, device=device)
+    b = torch.randn(K, N, dtype=torch.float16, device=device)
+    for _ in range(3):
+        assert_product(gemm_kernel.gemm(a, b), a, b)
+    assert len(failures) == 1
+    (warning,) = warnings_of(caplog)
+    assert str(path) in warning.getMessage()
+    assert "M=16" in warning.getMessage()
+    assert "PassManager" in warning.getMessage()
+
+
+def test_a_failure_of_the_default_is_raised(device, tuned_dir, monkeypatch):
+    def fail(a, b, out, config):
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(gemm_kernel.kernels, "launch_gemm_kernel", fail)
+    write(tuned_dir, {"16": entry(5)})
+    a = torch.randn(16, K, dtype=torch.float16, device=device)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        gemm_kernel.gemm(a, torch.randn(K, N, dtype=torch.float16, device=device))
+
+
+@pytest.mark.gpu
+def test_an_entry_beyond_the_device_never_raises(device, tuned_dir, caplog):
+    config = {**GOOD, "BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128}
+    write(tuned_dir, {"16": {**config, "num_warps": 8, "num_stages": 3}})
+    a = torch.randn(300, K, dtype=torch.float16, device=device)
+    b = torch.randn(K, N, dtype=torch.float16, device=device)
+    for _ in range(3):
+        assert_product(gemm_kernel.gemm(a, b), a, b)
+    assert len(warnings_of(caplog)) == 1
+
+
+@pytest.mark.kernels_ci
+def test_explain_says_which_and_why(device, tuned_dir):
+    text = gemm_kernel.explain(40, N, K, device, layout="NT")
+    assert "the default, because there is no" in text
+    assert tuning.config_file_name(N, K, device, "NT") in text
+    path = write(tuned_dir, {"16": entry(2), "64": entry(3)})
+    text = gemm_kernel.explain(40, N, K, device, layout="NT")
+    assert f"tuned, from {path}, entry M=64: the nearest in log space of M=16, 64" in text
+    assert "'num_stages': 3" in text
+    assert "this very M" in gemm_kernel.explain(16, N, K, device)
+    write(tuned_dir, {"16": {}})
+    assert "no entry of" in gemm_kernel.explain(16, N, K, device)
+    for bad in ({"M": 0}, {"N": -1}, {"layout": "TN"}):
+        with pytest.raises(ValueError, match="must be"):
+            gemm_kernel.explain(**{"M": 1, "N": N, "K": K, **bad})
+
+
+def test_warmup_launches_each_configuration_once(device, tuned_dir):
+    write(tuned_dir, {"1": entry(2), "16": entry(3), "32": entry(2)})
+    dtype = torch.float16
+    assert gemm_kernel.warmup(N, K, device, dtype=dtype) == [entry(2), entry(3)]
+    # without a file: each of the defaults
+    defaults = gemm_kernel.warmup(16, 16, device, layout="NT", dtype=dtype)
+    assert defaults[0] == tuning.default_config(1, 16, 16)
+    assert defaults[-1] == tuning.default_config(8192, 16, 16)
+
+
+def test_the_shipped_file_is_found_in_the_package(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA L4")
+    properties = gemm_kernel.device.DeviceProperties("cuda", (8, 9), 58, 101376)
+    monkeypatch.setattr(tuning, "device_properties", lambda device: properties)
+    tuning._load_tuned_configs.cache_clear()
+    try:
+        config = tuning.get_config(1024, 4096, 4096, torch.device("cuda:0"))
+    finally:
+        tuning._load_tuned_configs.cache_clear()
+    assert (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"], config["num_stages"]) == (128, 128, 3)

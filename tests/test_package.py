@@ -1,0 +1,384 @@
+"""The package as the Hub wants it: layout, metadata, ops, imports, public API, flake, card.
+
+The rules are kernel-builder's; where its own code is in the `kernels` package, that code judges.
+"""
+
+import ast
+import base64
+import hashlib
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import kernels
+import minijinja
+import pytest
+import tomlkit
+from kernels._rust import Build, Digest, Metadata
+
+gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "torch-ext" / "gemm_triton_autotune"
+BUILD = ROOT / "build"
+PYTHON_FILES = sorted(SOURCE.rglob("*.py"))
+VARIANTS = sorted(BUILD.glob("torch-*"))
+# What ships, not what lies in the source tree: a file tuned in the interpreter is never staged.
+CONFIG_FILES = sorted((VARIANTS[0] / "configs").glob("*.json"))
+GENERAL = tomlkit.parse((ROOT / "build.toml").read_text()).unwrap()["general"]
+
+
+def run_python(code, **environment):
+    """Run ``code`` in a process of its own; its last line of output."""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip().splitlines()[-1]
+
+
+LOAD = (
+    "import kernels; k = kernels.get_kernel('kernels-test/gemm-triton-autotune', version=1);"
+    "print(k.__file__)"
+)
+
+
+def test_build_toml_is_what_the_builder_takes(capfd):
+    Build.open(str(ROOT))
+    assert "legacy" not in capfd.readouterr().err
+    assert GENERAL["backends"] == ["cuda", "rocm", "xpu"]
+    assert GENERAL["edition"] == 5
+
+
+def test_repo_id_and_version_are_the_same_everywhere():
+    repo_id, version = GENERAL["hub"]["repo-id"], GENERAL["version"]
+    call = re.compile(r"get_kernel\(\s*\"([^\"]+)\",\s*version=(\d+)")
+    files = [ROOT / "README.md", ROOT / "CARD.md", *ROOT.glob("*/*.py")]
+    found = [match for file in files for match in call.findall(file.read_text())]
+    assert len(found) >= 5
+    assert set(found) == {(repo_id, str(version))}
+
+
+def test_every_backend_has_a_variant_with_the_same_files():
+    staged = {variant.name for variant in VARIANTS}
+    assert {f"torch-{backend}" for backend in GENERAL["backends"]} <= staged
+    expected = {
+        str(path.relative_to(SOURCE)): path.read_bytes()
+        for path in [*PYTHON_FILES, *SOURCE.rglob("*.json")]
+        if "device_name=CPU" not in path.name
+    }
+    for variant in VARIANTS:
+        files = {
+            str(path.relative_to(variant)): path.read_bytes()
+            for path in variant.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+        assert files.pop("metadata.json")
+        assert files.pop("_ops.py")
+        assert files == expected
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda path: path.name)
+def test_metadata_describes_the_variant(variant):
+    metadata = Metadata.read_from_file(variant / "metadata.json")
+    metadata.digest.validate(Digest.hash_variant(metadata.digest.algorithm, variant))
+    raw = json.loads((variant / "metadata.json").read_text())
+    assert raw["name"] == GENERAL["name"]
+    assert raw["version"] == GENERAL["version"]
+    assert raw["id"].isidentifier()
+    assert raw["backend"] == {"type": variant.name[len("torch-") :]}
+    # hashlib, not the library that wrote it
+    name = "op.py"
+    sha = hashlib.sha256((variant / name).read_bytes()).digest()
+    assert raw["digest"]["files"][name] == base64.b64encode(sha).decode()
+
+
+@pytest.mark.parametrize("backend", ["cuda", "rocm", "xpu"])
+def test_the_loader_picks_the_variant_of_the_backend(backend):
+    version = {
+        "cuda": "torch.version.hip = None; torch.version.cuda = '13.0'",
+        "rocm": "torch.version.cuda = None; torch.version.hip = '7.1.25424-x'",
+        "xpu": "torch.version.cuda = torch.version.hip = None; torch.version.xpu = '20250302'",
+    }[backend]
+    # No device is asked: the file names what was loaded.
+    path = run_python(f"import torch; {version}; {LOAD}", LOCAL_KERNELS=local_kernels(ROOT))
+    assert Path(path).parent.name == f"torch-{backend}"
+
+
+def local_kernels(path):
+    return f"kernels-test/gemm-triton-autotune={path}"
+
+
+def test_the_package_works_from_a_copy_elsewhere(tmp_path):
+    # data files are found beside the code, never by the package's name
+    variant = Path(gemm_kernel.__file__).parent
+    shutil.copytree(variant, tmp_path / "build" / variant.name)
+    code = f"{LOAD}; print(*sorted(path.name for path in k.tuning._CONFIGS_DIR.iterdir()))"
+    names = run_python(code, LOCAL_KERNELS=local_kernels(tmp_path))
+    assert names.split() == [path.name for path in CONFIG_FILES]
+
+
+def test_two_spellings_of_one_path_both_work(tmp_path):
+    code = f"""
+import os, torch
+from pathlib import Path
+import kernels
+os.chdir({str(ROOT)!r})
+first, second = (kernels.get_local_kernel(Path(p)) for p in ({str(ROOT)!r}, "."))
+a = torch.ones(2, 3, dtype=torch.float16)
+a = a.to(first.tuning.resolve_device(None))
+print(float(first.gemm(a, a.t()).sum()), float(second.gemm(a, a.t()).sum()), second.tuning.device_name() != "")
+"""
+    assert run_python(code) == "12.0 12.0 True"
+
+
+def test_two_builds_load_in_one_process(tmp_path):
+    variant = Path(gemm_kernel.__file__).parent
+    other = tmp_path / "build" / variant.name
+    shutil.copytree(variant, other, ignore=shutil.ignore_patterns("__pycache__"))
+    identifier = json.loads((variant / "metadata.json").read_text())["id"]
+    unique = identifier.rsplit(f"_{variant.name[len('torch-') :]}_", 1)[1]
+    for name in ("metadata.json", "_ops.py"):
+        text = (other / name).read_text()
+        (other / name).write_text(text.replace(unique, "0therid"))
+    code = f"""
+import torch
+from pathlib import Path
+import kernels
+first, second = (kernels.get_local_kernel(Path(p)) for p in ({str(ROOT)!r}, {str(tmp_path)!r}))
+assert str(first.op.ops.gemm) != str(second.op.ops.gemm), "one namespace"
+a = torch.ones(2, 3, dtype=torch.float16)
+a = a.to(first.tuning.resolve_device(None))
+print(float(first.gemm(a, a.t()).sum()), float(second.gemm(a, a.t()).sum()))
+"""
+    assert run_python(code) == "12.0 12.0"
+
+
+def test_importing_needs_no_gpu_and_makes_no_sound():
+    # kernels-community PR 938: the build loads the kernel where there is no driver
+    code = f"""
+import logging, torch
+def refuse(*_, **__): raise AssertionError("a device was asked at import")
+for module in (torch.cuda, torch.xpu):
+    for name in ("get_device_name", "get_device_properties", "current_device", "get_device_capability"):
+        setattr(module, name, refuse)
+{LOAD}
+assert not logging.getLogger().handlers and not logging.getLogger("gemm_triton_autotune").handlers
+print("quiet")
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    result = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", code],
+        env={**environment, "LOCAL_KERNELS": local_kernels(ROOT / "build" / VARIANTS[0].name)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip().endswith("quiet")
+
+
+def test_without_interpreter_and_gpu_calls_say_what_to_do():
+    code = f"""
+import torch
+{LOAD}
+a = torch.ones(2, 2, dtype=torch.float16)
+for call in (lambda: k.gemm(a, a), lambda: k.tune_gemm(16, 16)):
+    try:
+        call()
+    except ValueError as error:
+        assert "TRITON_INTERPRET=1" in str(error), error
+    else:
+        raise SystemExit("no error")
+print("said")
+"""
+    environment = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
+    assert run_python(code, **environment) == "said"
+
+
+def test_generated_files_are_not_committed():
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    generated = re.compile(
+        r"(^|/)(_ops\.py|setup\.py|pyproject\.toml|metadata[^/]*\.json)$|^build/"
+    )
+    assert [name for name in tracked if generated.search(name)] == []
+    assert not (SOURCE / SOURCE.name).exists()
+    for name in ("build/x", "result", "torch-ext/gemm_triton_autotune/_ops.py", "setup.py"):
+        subprocess.run(["git", "check-ignore", "-q", name], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_the_package_imports_only_what_it_may(path):
+    for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 9))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module]
+        for name in names:
+            assert name.split(".")[0] in {*sys.stdlib_module_names, "torch", "triton"}, name
+
+
+OP_DECORATORS = {
+    "custom_op",
+    "triton_op",
+    "register_kernel",
+    "register_fake",
+    "register_vmap",
+    "register_torch_dispatch",
+}
+
+
+@pytest.mark.parametrize(
+    "path", [*PYTHON_FILES, *sorted((ROOT / "tests").glob("*.py"))], ids=lambda path: path.name
+)
+def test_ops_take_the_namespace_of_the_build(path):
+    # kernel-builder's own hook looks at decorators alone; the literals are our addition
+    tree = ast.parse(path.read_text())
+    for node in tree.body:
+        for decorator in getattr(node, "decorator_list", []):
+            if isinstance(decorator, ast.Call) and decorator.args:
+                function = decorator.func
+                name = function.attr if isinstance(function, ast.Attribute) else function.id
+                if name in OP_DECORATORS:
+                    assert ast.unparse(decorator.args[0]).startswith("add_op_namespace_prefix(")
+    if path.is_relative_to(SOURCE):
+        literals = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        assert [
+            text for text in literals if isinstance(text, str) and re.match(r"\w+::", text)
+        ] == []
+
+
+# What users call. Changing a name or an argument here is a decision about the Hub version.
+PUBLIC_API = {
+    "gemm": "(a, b, out=None)",
+    "tune_gemm": "(N, K, Ms=…, dtype=None, save_dir=None, candidates=None, layout='NN', device=None, "
+    "timer=None, on_progress=None, on_result=None)",
+    "explain": "(M, N, K, device=None, layout='NN')",
+    "warmup": "(N, K, device=None, layout='NN', dtype=torch.bfloat16)",
+}
+
+
+def _signature(function):
+    parameters = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in inspect.signature(function).parameters.values()
+    ]
+    text = str(inspect.Signature(parameters))
+    return text.replace(str(gemm_kernel.tuning.TUNED_MS), "…")
+
+
+@pytest.mark.kernels_ci
+def test_the_public_api_is_as_announced():
+    assert gemm_kernel.__all__ == list(PUBLIC_API)
+    assert {name: _signature(getattr(gemm_kernel, name)) for name in PUBLIC_API} == PUBLIC_API
+    for name in PUBLIC_API:
+        assert len(getattr(gemm_kernel, name).__doc__) > 60
+
+
+def test_all_is_a_literal_that_the_card_can_read():
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    (value,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
+    ]
+    assert ast.literal_eval(value) == list(PUBLIC_API)
+
+
+def test_modules_import_one_way():
+    order = ["config", "device", "kernels", "search", "tuned_file", "tuning", "op", "__init__"]
+    for path in PYTHON_FILES:
+        own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not node.level:
+                continue
+            inside = len(path.relative_to(SOURCE).parts) >= node.level + 1
+            if inside:
+                continue  # within kernels/
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+            for name in names:
+                if name != "_ops":
+                    assert order.index(name.split(".")[0]) < order.index(own), (path.name, name)
+
+
+@pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.name)
+def test_a_shipped_file_is_valid(path):
+    name = re.fullmatch(
+        r"N=([1-9]\d*),K=([1-9]\d*),device_name=([0-9A-Za-z._+()-]+?)(,layout=NT)?\.json", path.name
+    )
+    assert name, "the name is not one that look-up asks for"
+    assert name[3] != "CPU"
+    pairs = json.loads(path.read_text(), object_pairs_hook=lambda pairs: pairs)
+    Ms = [key for key, _ in pairs]
+    assert Ms == [str(M) for M in sorted(int(M) for M in Ms)]
+    assert Ms
+    for M, entry in pairs:
+        assert gemm_kernel.kernels.config_problem(dict(entry)) is None, M
+
+
+def test_shipped_names_travel():
+    names = [path.name for path in CONFIG_FILES]
+    assert len({name.casefold() for name in names}) == len(names)
+    # hub cache, snapshot hash, variant and package, below what Windows takes
+    prefix = 120 + len("/snapshots//build/torch-cuda/configs/") + 40
+    for name in names:
+        assert len(name.encode()) <= 255
+        assert prefix + len(name) < 260
+        assert not set(name) & set('<>:"/\\|?*')
+
+
+def test_every_shipped_file_says_where_it_comes_from():
+    listed = set(re.findall(r"`(N=[^`]+\.json)`", (SOURCE / "configs" / "README.md").read_text()))
+    assert {path.name for path in CONFIG_FILES} == listed - {"N=…,K=…,device_name=….json"}
+
+
+def test_the_flake_parses():
+    nix = shutil.which("nix-instantiate")
+    if nix is None:
+        pytest.skip("needs nix-instantiate (Debian: nix-bin)")
+    subprocess.run([nix, "--parse", "flake.nix"], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_the_card_renders():
+    environment = minijinja.Environment(trim_blocks=True, undefined_behavior="strict")
+    card = environment.render_str(
+        (ROOT / "CARD.md").read_text(),
+        repo_id=GENERAL["hub"]["repo-id"],
+        version=GENERAL["version"],
+        functions=list(PUBLIC_API),
+        layers=[],
+        has_benchmark=True,
+        upstream=None,
+        source=None,
+        license=GENERAL["license"].lower(),
+    )
+    assert card.startswith("---\nlibrary_name: kernels\nlicense: apache-2.0\n")
+    for name in PUBLIC_API:
+        assert f"`{name}`" in card
+    assert "{{" not in card
+    assert "not available" not in card
+
+
+def test_the_hub_benchmark_runs_and_verifies(tmp_path):
+    output = tmp_path / "benchmark.json"
+    command = [sys.executable, "-c", "from kernels.cli import main; main()", "benchmark", "."]
+    options = ["--iterations", "3", "--warmup", "1", "--output", str(output)]
+    result = subprocess.run(
+        [*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    workloads = re.findall(r'"verified": (\w+)', output.read_text())
+    assert workloads == ["true"] * 4
