@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Callable, NamedTuple
+
 import torch
 
 from . import kernels, tuning
 from ._ops import add_op_namespace_prefix, ops
 from .config import Config
+from .kernels.launch import CompiledLaunch, launch_hooks_installed
 
 
 def _check_operands(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
@@ -103,27 +106,77 @@ def _layout(b: torch.Tensor) -> str:
     return "NT" if b.stride(0) == 1 and b.stride(1) != 1 else "NN"
 
 
+class _CallPlan(NamedTuple):
+    """What is left to do for a call whose kind of operands was checked before."""
+
+    launch: CompiledLaunch
+    # Bytes from the first element of each operand to behind its last.
+    a_bytes: int
+    b_bytes: int
+    out_bytes: int
+    # What the plan stands for: replaced, in a test for example, it is no longer what should run.
+    launch_gemm_kernel: Callable
+
+
+# One for each M that a process meets, so that the number of them must have an end.
+_MAX_PLANS = 4096
+
+
 def _gemm_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    try:
+        kind = (
+            *(a.shape, a.stride(), a.dtype, a.device),
+            *(b.shape, b.stride(), b.dtype, b.device),
+            *(out.shape, out.stride(), out.dtype, out.device),
+        )
+        addresses = a.data_ptr(), b.data_ptr(), out.data_ptr()
+    except RuntimeError:  # what has no strides or no address is refused below
+        _check_operands(a, b, out)
+        raise
+    plan = tuning.call_plans.get(kind)
+    if plan is not None and _fits(plan, *addresses):
+        plan.launch(a, b, out, addresses)
+        return
     _check_operands(a, b, out)
     _check_memory(a, b, out)
-    _launch(a, b, out)
+    config = _launch(a, b, out)
+    launch = None if config is None else kernels.compiled_launch(a, b, out, config)
+    if launch is not None:
+        if len(tuning.call_plans) >= _MAX_PLANS:
+            tuning.call_plans.clear()
+        sizes = (end - start for start, end in map(_extent, (a, b, out)))
+        tuning.call_plans[kind] = _CallPlan(launch, *sizes, kernels.launch_gemm_kernel)
+
+
+def _fits(plan: _CallPlan, a_address: int, b_address: int, out_address: int) -> bool:
+    """May ``plan`` run for operands at these addresses, now?"""
+    out_end = out_address + plan.out_bytes
+    return (
+        not (a_address | b_address | out_address) & 15
+        and (out_end <= a_address or a_address + plan.a_bytes <= out_address)
+        and (out_end <= b_address or b_address + plan.b_bytes <= out_address)
+        and plan.launch.on_current_device()
+        and plan.launch_gemm_kernel is kernels.launch_gemm_kernel
+        and not launch_hooks_installed()
+    )
 
 
 def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     _check_operands(a, b)
     out = a.new_empty(a.shape[0], b.shape[1])
-    _launch(a, b, out)
+    _gemm_out(a, b, out)
     return out
 
 
-def _launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+def _launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Config | None:
+    """Write ``a @ b`` into ``out``. Returns: the configuration that did, None if no kernel was needed."""
     M, K = a.shape
     N = b.shape[1]
     if M == 0 or N == 0:
-        return
+        return None
     if K == 0:
         out.zero_()
-        return
+        return None
     layout = _layout(b)
 
     def accepts(config: Config) -> bool:
@@ -133,7 +186,7 @@ def _launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         config = tuning.get_config(M, N, K, a.device, layout, accepts)
         try:
             kernels.launch_gemm_kernel(a, b, out, config)
-            return
+            return config
         # Whatever went wrong (shared memory, registers, a fault of the compiler), an entry of a file is
         # not worth a failed call: the next nearest takes over, and in the end the default. A failure
         # that is not the entry's fault comes up again with the default, and is raised.
@@ -188,9 +241,13 @@ def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> t
     Raises: ValueError when ranks, shapes, dtypes or devices do not match, or ``out`` shares memory with an
     operand; RuntimeError when ``out`` is given and an operand needs a gradient.
     """
+    needs_gradient = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
     if out is None:
-        return ops.gemm(a, b)
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad):
+        if needs_gradient or a.dim() != 2 or b.dim() != 2 or torch.compiler.is_compiling():
+            return ops.gemm(a, b)
+        # The op without a gradient costs an eager call half as much.
+        out = a.new_empty(a.shape[0], b.shape[1])
+    elif needs_gradient or (out.requires_grad and torch.is_grad_enabled()):
         raise RuntimeError(
             "gemm expects tensors that need no gradient where out is given, as torch does; drop out, "
             "or call it under torch.no_grad()"

@@ -54,9 +54,30 @@ def user_cache_dir() -> Path:
     return Path(cache) / "gemm-triton-autotune" / "configs"
 
 
-@functools.lru_cache(maxsize=4096)
+class _TunedConfigsCache:
+    """Reads each tuned file once; clearing it forgets the files and what was chosen from them."""
+
+    def __init__(self, load: Callable[..., TunedConfigs | None]) -> None:
+        self._load = functools.lru_cache(maxsize=4096)(load)
+        functools.update_wrapper(self, load)
+
+    def __call__(
+        self, N: int, K: int, device: torch.device | None = None, layout: str = "NN"
+    ) -> TunedConfigs | None:
+        return self._load(N, K, device, layout)
+
+    def cache_clear(self) -> None:
+        self._load.cache_clear()
+        call_plans.clear()
+
+
+# What calls with the same kind of operands do, by that kind: filled by `op`, and forgotten with the files.
+call_plans: dict[tuple, Any] = {}
+
+
+@_TunedConfigsCache
 def _load_tuned_configs(
-    N: int, K: int, device: torch.device | None = None, layout: str = "NN"
+    N: int, K: int, device: torch.device | None, layout: str
 ) -> TunedConfigs | None:
     """The usable entries of the first tuned file for these operands; None, and a warning, without one."""
     # A file tuned for the other layout is still better than none; NN files need no layout in their name.
@@ -127,6 +148,7 @@ def reject_config(
     tuned = _load_tuned_configs(N, K, device, layout)
     dropped = tuned.discard(config) if tuned else []
     if dropped:
+        call_plans.clear()
         logger.warning(
             "Tuned GEMM file %s: the entry for M=%s cannot be launched here (%s: %s). It is not used "
             "any more in this process.",

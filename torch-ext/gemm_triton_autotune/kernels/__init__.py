@@ -19,7 +19,7 @@ import torch
 from ..config import DEFAULT_KERNEL, launch_options, validate_config
 from ..device import DeviceProperties, device_guard, device_properties
 from . import tiled
-from .launch import INTERPRETED
+from .launch import INTERPRETED, CompiledLaunch, is_aligned
 
 FAMILIES = {family.NAME: family for family in (tiled,)}
 
@@ -71,3 +71,22 @@ def launch_gemm_kernel(
         options = launch_options(config, device_properties(a.device).backend)
         launch.kernel[launch.grid](*launch.operands(a, b, out), *launch.values, **options)
     return out
+
+
+def compiled_launch(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
+) -> CompiledLaunch | None:
+    """What `launch_gemm_kernel` has just compiled for these operands, to be launched again.
+
+    Returns: None where that cannot be kept: in the interpreter, for operands off alignment, and on other
+    backends than CUDA (ROCm compiles by the size of a storage, too, which is no property of a tensor).
+    """
+    properties = device_properties(a.device)
+    if INTERPRETED or properties.backend != "cuda" or not all(map(is_aligned, (a, b, out))):
+        return None
+    with device_guard(a.device):
+        launch = _family(config).prepare(a, b, out, config)
+        options = launch_options(config, properties.backend)
+        arguments = *launch.operands(a, b, out), *launch.values
+        compiled = launch.kernel.warmup(*arguments, grid=launch.grid, **options)
+        return CompiledLaunch(launch, compiled, a.device.index)

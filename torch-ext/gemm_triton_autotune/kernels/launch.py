@@ -9,6 +9,11 @@ import triton
 
 from ..device import DeviceProperties
 
+try:
+    from triton import knobs
+except ImportError:  # before Triton 3.4
+    knobs = None
+
 
 class Launch(NamedTuple):
     """One launch as data: it holds for all operands of the same shapes, strides, dtype and alignment.
@@ -21,6 +26,66 @@ class Launch(NamedTuple):
     grid: tuple[int, int, int]
     operands: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple]
     values: tuple
+
+
+class CompiledLaunch:
+    """A `Launch` whose kernel is compiled, for any operands of the same kind, without Triton's JIT.
+
+    The JIT looks at every argument of every launch to find the kernel that it compiled before; that is most
+    of what a launch costs. Only for operands that are all aligned to 16 bytes, as those compiled for.
+    """
+
+    __slots__ = (
+        "_current_device",
+        "_current_stream",
+        "_device_index",
+        "_fixed",
+        "_grid",
+        "_launch",
+        "_run",
+    )
+
+    def __init__(self, launch: Launch, compiled: Any, device_index: int) -> None:
+        driver = triton.runtime.driver.active
+        self._launch = launch
+        self._grid = launch.grid
+        self._device_index = device_index
+        self._current_device = driver.get_current_device
+        self._current_stream = driver.get_current_stream
+        # The handles are made when `run` is first read, on the device that is current then.
+        self._run = compiled.run
+        # No launch metadata and no hooks: with hooks installed this path is not taken.
+        self._fixed = (compiled.function, compiled.packed_metadata, None, None, None)
+
+    def on_current_device(self) -> bool:
+        """Is the device that it was compiled on the current one? Its handles are of no use elsewhere."""
+        return self._current_device() == self._device_index
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, addresses: tuple
+    ) -> None:
+        """Launch on the current stream; ``addresses`` are those of a, b and out, in bytes."""
+        operands = self._launch.operands
+        # An integer is passed on as it is, a tensor is asked for its address and the driver about that.
+        arguments = addresses if operands is pointers else operands(a, b, out)
+        stream = self._current_stream(self._device_index)
+        self._run(*self._grid, stream, *self._fixed, *arguments, *self._launch.values)
+
+
+def launch_hooks_installed() -> bool:
+    """Is a profiler listening to launches? Then they go through the JIT, which calls its hooks."""
+    if knobs is None:
+        compiled_kernel = triton.compiler.CompiledKernel
+        hooks = (compiled_kernel.launch_enter_hook, compiled_kernel.launch_exit_hook)
+    else:
+        hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
+    # From Triton 3.5 a hook is a chain that is always there, with the list of what is installed.
+    return any(getattr(hook, "calls", hook) for hook in hooks)
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Does ``tensor`` start at a multiple of 16 bytes, as Triton compiles for where it can?"""
+    return tensor.data_ptr() % 16 == 0
 
 
 def pointers(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple:
