@@ -140,7 +140,7 @@ def _gemm_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     _check_operands(a, b, out)
     _check_memory(a, b, out)
     config = _launch(a, b, out)
-    launch = None if config is None else kernels.compiled_launch(a, b, out, config)
+    launch = None if config is None else kernels.compile_kernel(a, b, out, config)
     if launch is not None:
         if len(tuning.call_plans) >= _MAX_PLANS:
             tuning.call_plans.clear()

@@ -1,18 +1,18 @@
-"""The search of `tune_gemm`: which configurations are tried for a problem, and which one wins."""
+"""The search of `tune_gemm`: which configurations are tried for a problem, and which one wins.
+
+A quick look at every candidate, then the best few against the default in interleaved rounds. The
+default is given up only for a gain beyond the noise.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
+import os
 import statistics
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import (
-    Any,
-    Callable,
-    NamedTuple,
-)
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, NamedTuple
 
 import torch
 import triton
@@ -20,10 +20,15 @@ import triton
 from . import kernels
 from .config import Config, default_config
 from .device import DeviceProperties, device_guard, device_properties
+from .measure import (
+    ExactProduct,
+    GraphedCalls,
+    Rotation,
+    Timer,
+    interleaved_ms,
+)
 
 logger = logging.getLogger("gemm_triton_autotune")
-
-Timer = Callable[[Callable[[], Any]], float]
 
 # (BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages) of the `tiled` family. Few rows are
 # bound by memory and want many loads in flight: deep K and many stages; many rows want a large tile.
@@ -43,6 +48,13 @@ _TILED = [
     *[(m, 64, 32, 4, s) for m in (32, 64) for s in (3, 5)],
     (16, 128, 32, 4, 3),
 ]
+
+# Those whose quick time is within this factor of the best, and no more than so many, go to the final.
+_FINALIST_FACTOR = 1.1
+_FINALISTS = 4
+_FINAL_ROUNDS = 9
+# The least gain that the default, the first candidate, is given up for.
+_LEAST_GAIN = 0.01
 
 
 def candidate_configs(
@@ -89,142 +101,148 @@ class Result(NamedTuple):
     skipped: dict[str, int]
 
 
-def gpu_timer(fn: Callable[[], Any]) -> float:
-    """Median milliseconds of ``fn`` on the current GPU, its L2 cache cold."""
-    return triton.testing.do_bench(fn, warmup=10, rep=50, return_mode="median")
-
-
-def cpu_timer(fn: Callable[[], Any]) -> float:
-    """Median milliseconds of ``fn`` by the clock: says nothing of a GPU, but makes the tuner run."""
-    fn()
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        fn()
-        times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times)
-
-
-def make_weight(
-    N: int, K: int, dtype: torch.dtype, layout: str, device: torch.device
-) -> torch.Tensor:
-    """A random b (K, N) in ``layout``, scaled so that a product with it has a variance of 1."""
-    shape = (N, K) if layout == "NT" else (K, N)
-    weight = torch.randn(shape, dtype=dtype, device=device).mul_(K**-0.5)
-    return weight.t() if layout == "NT" else weight
-
-
-def search(
-    M: int,
-    b: torch.Tensor,
-    candidates: Sequence[Config],
-    timer: Timer,
-    on_progress: Callable[[int, int, int, float], None] | None = None,
-) -> Result:
-    """Measure ``candidates`` on a random a (M, K) with ``b`` (K, N); the fastest right one wins.
-
-    The first of equals stays, so the default (the first candidate) is only given up for a gain.
-    Raises: RuntimeError if no candidate runs; torch.OutOfMemoryError if the operands do not fit.
-    """
-    K, N = b.shape
-    a = torch.randn(M, K, dtype=b.dtype, device=b.device)
-    out = torch.empty(M, N, dtype=b.dtype, device=b.device)
-    check = _Check(a, b)
-    times: list[tuple[float, Config]] = []
-    default_ms = math.nan
-    skipped: dict[str, int] = {}
-    with device_guard(b.device):
-        for index, config in enumerate(candidates):
-            try:
-                time_ms = _measure(a, b, out, config, check, timer)
-            except _Skip as skip:
-                skipped[str(skip)] = skipped.get(str(skip), 0) + 1
-                logger.info("Skipped %s for M=%d: %s", config, M, skip.__cause__ or skip)
-            else:
-                times.append((time_ms, config))
-                if config == default_config(M, N, K):
-                    default_ms = time_ms
-            if on_progress is not None:
-                best_ms = min((time_ms for time_ms, _ in times), default=math.nan)
-                on_progress(M, index + 1, len(candidates), best_ms)
-        if not times:
-            raise RuntimeError(
-                f"None of {len(candidates)} candidates runs for M={M}, N={N}, K={K} in {b.dtype} on "
-                f"{b.device}: {_counts(skipped)}"
-            )
-        torch_ms = timer(lambda: torch.mm(a, b, out=out))
-    tuned_ms, config = min(times, key=lambda entry: entry[0])
-    return Result(M, config, default_ms, tuned_ms, torch_ms, len(times), skipped)
-
-
 class _Skip(Exception):
     """A candidate is not chosen; the text is the reason that it is counted under."""
 
 
-def _measure(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor,
-    config: Mapping[str, Any],
-    check: _Check,
-    timer: Timer,
-) -> float:
-    problem = kernels.config_problem(config, device_properties(a.device))
-    problem = problem or kernels.operand_problem(config, a, b, out)
-    if problem:
-        raise _Skip("does not fit") from ValueError(problem)
-    # NaN in every element: what an earlier candidate wrote cannot cover for this one.
-    out.fill_(math.nan)
-    try:
-        kernels.launch_gemm_kernel(a, b, out, config)
-        right = check(out)
-        time_ms = (
-            timer(lambda: kernels.launch_gemm_kernel(a, b, out, config)) if right else math.nan
-        )
-    except triton.runtime.errors.OutOfResources as error:
-        raise _Skip("out of resources") from error
-    # A compiler fails in many ways (Triton's own errors, ptxas, RuntimeError from a pass, IndexError),
-    # and one candidate must not end the run.
-    except Exception as error:
-        raise _Skip(f"failed with {type(error).__name__}") from error
-    if not right:
-        raise _Skip("wrong result")
-    if not (math.isfinite(time_ms) and time_ms > 0):
-        raise _Skip(f"timed as {time_ms} ms")
-    return time_ms
+def search(
+    M: int,
+    weights: Sequence[torch.Tensor],
+    candidates: Sequence[Config],
+    timer: Timer | None = None,
+    on_progress: Callable[[int, int, int, float], None] | None = None,
+) -> Result:
+    """Find the fastest right one of ``candidates`` for a random a (M, K) with ``weights``, each (K, N).
+
+    timer: instead of CUDA graphs, and then without a final: the first of equals stays.
+    Raises: RuntimeError if no candidate runs; torch.OutOfMemoryError if the operands do not fit.
+    """
+    with device_guard(weights[0].device):
+        return _Search(M, weights, timer, on_progress).run(list(candidates))
 
 
-class _Check:
-    """Is a result right? The error may be twice what rounding the exact result costs."""
+class _Search:
+    def __init__(
+        self,
+        M: int,
+        weights: Sequence[torch.Tensor],
+        timer: Timer | None,
+        on_progress: Callable[[int, int, int, float], None] | None,
+    ) -> None:
+        K, N = weights[0].shape
+        like = {"dtype": weights[0].dtype, "device": weights[0].device}
+        self.M = M
+        self.weights = weights
+        self.default = default_config(M, N, K)
+        self.a = torch.randn(M, K, **like)
+        self.out = torch.empty(M, N, **like)
+        self.exact = ExactProduct(self.a, weights[0])
+        self.timer = timer
+        self.on_progress = on_progress
+        self.skipped: dict[str, int] = {}
 
-    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        with _full_float32():
-            self.reference = a.float() @ b.float()
-        self.bound = 2 * self._max(lambda exact: exact.to(a.dtype).float() - exact) + 1e-5
+    def run(self, candidates: list[Config]) -> Result:
+        problems = self._compile(candidates)
+        times: list[tuple[float, Config]] = []
+        graphs: dict[int, GraphedCalls] = {}
+        for index, config in enumerate(candidates):
+            try:
+                if problems[index] is not None:
+                    raise problems[index]
+                time_ms = self._quick_ms(config, graphs)
+            except Exception as error:
+                self._skip(config, error)
+            else:
+                times.append((time_ms, config))
+            if self.on_progress is not None:
+                best_ms = min((time_ms for time_ms, _ in times), default=math.nan)
+                self.on_progress(self.M, index + 1, len(candidates), best_ms)
+        measured = len(times)
+        torch_call = self._rotation(lambda b: torch.mm(self.a, b, out=self.out))
+        if self.timer is None:
+            times, torch_ms = self._final(times, graphs, GraphedCalls(torch_call))
+        else:
+            torch_ms = self.timer(torch_call)
+        if not times:
+            counts = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())
+            K, N = self.weights[0].shape
+            raise RuntimeError(
+                f"None of {len(candidates)} candidates runs for M={self.M}, N={N}, K={K} in "
+                f"{self.a.dtype} on {self.a.device}: {counts}"
+            )
+        tuned_ms, config = min(times, key=lambda entry: entry[0])
+        default_ms = next((ms for ms, config in times if config == self.default), math.nan)
+        if tuned_ms > default_ms * (1 - _LEAST_GAIN):
+            tuned_ms, config = default_ms, self.default
+        return Result(self.M, config, default_ms, tuned_ms, torch_ms, measured, self.skipped)
 
-    def __call__(self, out: torch.Tensor) -> bool:
-        rows = iter(out.split(self._rows_at_once()))
-        return self._max(lambda exact: next(rows).float() - exact) <= self.bound
+    def _compile(self, candidates: list[Config]) -> list[Exception | None]:
+        """Compile all candidates at once; for each what stands against it."""
 
-    def _rows_at_once(self) -> int:
-        return max(1, (1 << 26) // self.reference.shape[1])
+        def compile_one(config: Config) -> Exception | None:
+            problem = kernels.config_problem(config, device_properties(self.a.device))
+            problem = problem or kernels.operand_problem(config, self.a, self.weights[0], self.out)
+            if problem:
+                error = _Skip("does not fit")
+                error.__cause__ = ValueError(problem)
+                return error
+            try:
+                kernels.compile_kernel(self.a, self.weights[0], self.out, config)
+            except Exception as error:
+                return error
+            return None
 
-    def _max(self, difference: Callable[[torch.Tensor], torch.Tensor]) -> float:
-        # By blocks of rows, so that the temporaries stay small beside the operands. NaN stays NaN in
-        # amax, and no comparison with it holds.
-        blocks = self.reference.split(self._rows_at_once())
-        return torch.stack([difference(exact).abs().amax() for exact in blocks]).amax().item()
+        # Triton's passes and ptxas run outside of Python's lock.
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            return list(pool.map(compile_one, candidates))
 
+    def _quick_ms(self, config: Config, graphs: dict[int, GraphedCalls]) -> float:
+        call = self._rotation(lambda b: kernels.launch_gemm_kernel(self.a, b, self.out, config))
+        self._check(config)
+        if self.timer is not None:
+            time_ms = self.timer(call)
+        else:
+            graph = GraphedCalls(call)
+            graphs[id(config)] = graph
+            time_ms = min(graph.time_ms() for _ in range(3))
+        if not (math.isfinite(time_ms) and time_ms > 0):
+            raise _Skip(f"timed as {time_ms} ms")
+        return time_ms
 
-@contextlib.contextmanager
-def _full_float32() -> Iterator[None]:
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
+    def _final(
+        self,
+        times: list[tuple[float, Config]],
+        graphs: dict[int, GraphedCalls],
+        torch_graph: GraphedCalls,
+    ) -> tuple[list[tuple[float, Config]], float]:
+        """Medians of the finalists, the default among them, and of torch, from interleaved rounds."""
+        best_ms = min((time_ms for time_ms, _ in times), default=math.nan)
+        ranked = sorted(times, key=lambda entry: entry[0])
+        finalists = [config for time_ms, config in ranked if time_ms <= best_ms * _FINALIST_FACTOR]
+        finalists = finalists[:_FINALISTS]
+        finalists += [c for _, c in ranked if c == self.default and c not in finalists]
+        calls = [*(graphs[id(config)] for config in finalists), torch_graph]
+        *medians, torch_ms = map(statistics.median, interleaved_ms(calls, _FINAL_ROUNDS))
+        return list(zip(medians, finalists)), torch_ms
 
+    def _check(self, config: Config) -> None:
+        # NaN in every element: what an earlier candidate wrote cannot cover for this one.
+        self.out.fill_(math.nan)
+        kernels.launch_gemm_kernel(self.a, self.weights[0], self.out, config)
+        if not self.exact.is_right(self.out):
+            raise _Skip("wrong result")
 
-def _counts(skipped: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in skipped.items())
+    def _rotation(self, call: Callable[[torch.Tensor], Any]) -> Rotation:
+        return Rotation(call, self.weights)
+
+    def _skip(self, config: Mapping[str, Any], error: Exception) -> None:
+        # A compiler fails in many ways (Triton's own errors, ptxas, RuntimeError from a pass, IndexError),
+        # and one candidate must not end the run.
+        if isinstance(error, triton.runtime.errors.OutOfResources):
+            reason = "out of resources"
+        else:
+            reason = (
+                str(error) if isinstance(error, _Skip) else f"failed with {type(error).__name__}"
+            )
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        logger.info("Skipped %s for M=%d: %s", config, self.M, error.__cause__ or error)

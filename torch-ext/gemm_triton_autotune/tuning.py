@@ -18,7 +18,7 @@ from typing import Any, Callable
 
 import torch
 
-from . import kernels, search
+from . import kernels, measure, search
 from .config import Config, default_config
 from .device import device_guard, device_name, device_properties, resolve_device
 from .search import candidate_configs
@@ -198,7 +198,7 @@ def warmup(
     """
     device = resolve_device(device)
     _check_problem([1], N, K, layout)
-    b = search.make_weight(N, K, dtype, layout, device)
+    b = measure.make_weight(N, K, dtype, layout, device)
     tuned = _load_tuned_configs(N, K, device, layout)
     # Without a file the default depends on M: powers of two see all of its steps.
     Ms = list(tuned) if tuned else [1 << exponent for exponent in range(14)]
@@ -221,7 +221,7 @@ def tune_gemm(
     candidates: Iterable[Config] | None = None,
     layout: str = "NN",
     device: torch.device | None = None,
-    timer: search.Timer | None = None,
+    timer: measure.Timer | None = None,
     on_progress: Callable[[int, int, int, float], None] | None = None,
     on_result: Callable[[search.Result], None] | None = None,
 ) -> Path:
@@ -231,7 +231,7 @@ def tune_gemm(
     dtype: float16 or bfloat16, which share a file; by default bfloat16 where the device computes it.
     save_dir: by default the user's cache, which every process of this user searches.
     candidates: by default `candidate_configs`; `default_config` is always measured, and first.
-    timer: ``timer(fn)`` gives the milliseconds of ``fn()``; by default the device's own clock.
+    timer: ``timer(fn)`` gives the milliseconds of ``fn()``; by default CUDA graphs with cold weights.
     on_progress: called with (M, candidates done, candidates, best milliseconds) after each candidate.
     on_result: called with a `search.Result` after each M.
     Returns: the path of the file.
@@ -253,12 +253,13 @@ def tune_gemm(
     directory = user_cache_dir() if save_dir is None else Path(save_dir)
     path = _writable(directory) / config_file_name(N, K, device, layout)
     read_mergeable(path)
-    timer = timer or (search.cpu_timer if device.type == "cpu" else search.gpu_timer)
+    if timer is None and device.type != "cuda":
+        timer = measure.cpu_timer if device.type == "cpu" else measure.do_bench_timer
     given = None if candidates is None else list(candidates)
 
     failures: list[str] = []
     with device_guard(device):
-        b = search.make_weight(N, K, dtype, layout, device)
+        weights = measure.make_weights(N, K, dtype, layout, device)
         for M in Ms:
             if given is None:
                 tried = candidate_configs(M, N, K, device_properties(device))
@@ -266,7 +267,7 @@ def tune_gemm(
                 default = default_config(M, N, K)
                 tried = [default, *(config for config in given if config != default)]
             try:
-                result = search.search(M, b, tried, timer, on_progress)
+                result = search.search(M, weights, tried, timer, on_progress)
             except (RuntimeError, MemoryError) as error:  # torch's out-of-memory is a RuntimeError
                 failures.append(str(error).splitlines()[0])
                 logger.warning("M=%d was not tuned: %s", M, failures[-1])

@@ -73,20 +73,24 @@ def launch_gemm_kernel(
     return out
 
 
-def compiled_launch(
+def compile_kernel(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
 ) -> CompiledLaunch | None:
-    """What `launch_gemm_kernel` has just compiled for these operands, to be launched again.
+    """Compile what `launch_gemm_kernel` launches for these operands, unless that is done, and launch nothing.
 
-    Returns: None where that cannot be kept: in the interpreter, for operands off alignment, and on other
-    backends than CUDA (ROCm compiles by the size of a storage, too, which is no property of a tensor).
+    Returns: the launch, to be repeated for operands of the same kind; None where that cannot be: in the
+    interpreter, for operands off alignment, and on other backends than CUDA (ROCm compiles by the size of
+    a storage, too, which is no property of a tensor).
     """
-    properties = device_properties(a.device)
-    if INTERPRETED or properties.backend != "cuda" or not all(map(is_aligned, (a, b, out))):
+    if INTERPRETED:
         return None
     with device_guard(a.device):
         launch = _family(config).prepare(a, b, out, config)
-        options = launch_options(config, properties.backend)
+        backend = device_properties(a.device).backend
         arguments = *launch.operands(a, b, out), *launch.values
-        compiled = launch.kernel.warmup(*arguments, grid=launch.grid, **options)
+        compiled = launch.kernel.warmup(
+            *arguments, grid=launch.grid, **launch_options(config, backend)
+        )
+        if backend != "cuda" or not all(map(is_aligned, (a, b, out))):
+            return None
         return CompiledLaunch(launch, compiled, a.device.index)

@@ -52,7 +52,7 @@ class CompiledLaunch:
         self._device_index = device_index
         self._current_device = driver.get_current_device
         self._current_stream = driver.get_current_stream
-        # The handles are made when `run` is first read, on the device that is current then.
+        # `run` first: the handles are made when it is read, on the device that is current then.
         self._run = compiled.run
         # No launch metadata and no hooks: with hooks installed this path is not taken.
         self._fixed = (compiled.function, compiled.packed_metadata, None, None, None)

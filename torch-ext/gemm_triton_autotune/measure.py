@@ -1,0 +1,166 @@
+"""How a launch is timed and checked: as it is deployed, and against the exact product."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
+
+import torch
+import triton
+
+Timer = Callable[[Callable[[], Any]], float]
+
+# A replay of this length is long against the launch of a graph and the resolution of an event.
+_REPLAY_MS = 1.0
+_MAX_CALLS = 128
+
+
+def make_weight(
+    N: int, K: int, dtype: torch.dtype, layout: str, device: torch.device
+) -> torch.Tensor:
+    """A random b (K, N) in ``layout``, scaled so that a product with it has a variance of 1."""
+    shape = (N, K) if layout == "NT" else (K, N)
+    weight = torch.randn(shape, dtype=dtype, device=device).mul_(K**-0.5)
+    return weight.t() if layout == "NT" else weight
+
+
+def make_weights(
+    N: int, K: int, dtype: torch.dtype, layout: str, device: torch.device
+) -> list[torch.Tensor]:
+    """As many weights as are together three times the L2 cache, so that each call finds its own cold.
+
+    A model's layers follow each other, so a weight is read from memory. One that stays in L2 would show
+    a bandwidth that no model sees.
+    """
+    count = 1
+    if device.type == "cuda":
+        cache = torch.cuda.get_device_properties(device).L2_cache_size
+        count = min(max(math.ceil(3 * cache / (N * K * dtype.itemsize)), 1) + 1, 64)
+    first = make_weight(N, K, dtype, layout, device)
+    # The values of one suffice, at different addresses; `clone` keeps the layout.
+    return [first, *(first.clone() for _ in range(count - 1))]
+
+
+class Rotation:
+    """Calls ``call`` with each of ``weights`` in turn."""
+
+    def __init__(
+        self, call: Callable[[torch.Tensor], Any], weights: Sequence[torch.Tensor]
+    ) -> None:
+        self._call = call
+        self._weights = weights
+        self._next = 0
+
+    @property
+    def period(self) -> int:
+        return len(self._weights)
+
+    def __call__(self) -> None:
+        self._call(self._weights[self._next])
+        self._next = (self._next + 1) % self.period
+
+
+class GraphedCalls:
+    """A CUDA graph of several calls of ``fn``: what a server replays, without the host's share."""
+
+    def __init__(self, fn: Rotation) -> None:
+        self._stream = _side_stream(torch.cuda.current_device())
+        self._stream.wait_stream(torch.cuda.current_stream())
+        # `torch.cuda.graph` collects garbage before each capture, a tenth of a second each time.
+        with torch.cuda.stream(self._stream):
+            fn()
+            estimate_ms = _elapsed_ms(fn)
+            wanted = _REPLAY_MS / max(estimate_ms, 1e-3)
+            # Whole rounds of the weights, so that the next replay starts with the coldest.
+            rounds = math.ceil(min(wanted, _MAX_CALLS) / fn.period)
+            self._calls = rounds * fn.period if wanted > 1 else 1
+            self._graph = torch.cuda.CUDAGraph()
+            self._graph.capture_begin()
+            try:
+                for _ in range(self._calls):
+                    fn()
+            finally:
+                self._graph.capture_end()
+            self._graph.replay()
+
+    def time_ms(self) -> float:
+        """Milliseconds of one call, from one replay."""
+        with torch.cuda.stream(self._stream):
+            return _elapsed_ms(self._graph.replay) / self._calls
+
+
+@functools.cache
+def _side_stream(device_index: int) -> torch.cuda.Stream:
+    # Capturing needs a stream that is not the default one; with one for all, cuBLAS keeps one workspace.
+    return torch.cuda.Stream(device_index)
+
+
+def _elapsed_ms(fn: Callable[[], Any]) -> float:
+    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    started.record()
+    fn()
+    ended.record()
+    ended.synchronize()
+    return started.elapsed_time(ended)
+
+
+def interleaved_ms(calls: Sequence[GraphedCalls], rounds: int) -> list[list[float]]:
+    """``rounds`` times of each, taken in turn: a card slows as it warms, and so slows all of them."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds):
+        for call, own in zip(calls, times):
+            own.append(call.time_ms())
+    return times
+
+
+def do_bench_timer(fn: Callable[[], Any]) -> float:
+    """Median milliseconds of ``fn`` on the current GPU, its L2 cache cold: where there are no graphs."""
+    return triton.testing.do_bench(fn, warmup=10, rep=50, return_mode="median")
+
+
+def cpu_timer(fn: Callable[[], Any]) -> float:
+    """Median milliseconds of ``fn`` by the clock: says nothing of a GPU, but makes the tuner run."""
+    fn()
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        fn()
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times)
+
+
+class ExactProduct:
+    """Is a result the product of ``a`` and ``b``? Its error may be twice what rounding costs.
+
+    The product is computed in float32, rows at a time, so that the temporaries stay small beside the operands.
+    """
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        with _full_float32():
+            self._exact = a.float() @ b.float()
+        self._rows = max(1, (1 << 26) // b.shape[1])
+        self._bound = 2 * self._max_error(self._exact.to(a.dtype)) + 1e-5
+
+    def is_right(self, out: torch.Tensor) -> bool:
+        # NaN stays NaN in amax, and no comparison with it holds.
+        return self._max_error(out) <= self._bound
+
+    def _max_error(self, out: torch.Tensor) -> float:
+        blocks = zip(out.split(self._rows), self._exact.split(self._rows))
+        errors = [(block.float() - exact).abs().amax() for block, exact in blocks]
+        return torch.stack(errors).amax().item()
+
+
+@contextlib.contextmanager
+def _full_float32() -> Iterator[None]:
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
