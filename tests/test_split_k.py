@@ -1,5 +1,6 @@
 """Split-K's scratch: nobody shares it, nothing has to clear it, and it does not grow."""
 
+import gc
 import json
 import threading
 
@@ -11,6 +12,7 @@ from .exact import assert_product
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
 launch_gemm_kernel = gemm_kernel.kernels.launch_gemm_kernel
+counters = gemm_kernel.kernels.counters
 split_k = gemm_kernel.kernels.split_k
 
 # Few tiles and many parts: two launches have room on a GPU at once, and each is long.
@@ -28,29 +30,60 @@ GEMV = {**SWAP, "kernel": "gemv", "BLOCK_SIZE_M": 1, "BLOCK_SIZE_K": 32, "SPLIT_
 
 
 @pytest.fixture
-def reserve(monkeypatch):
-    def allocate(self, device):
-        self._counters = torch.zeros(split_k._RESERVED_COUNTERS, dtype=torch.int32)
+def counters_of(monkeypatch):
+    """Counters as a CUDA device gives them, for a stream and a capture of the test's choice."""
+    device = torch.device("cuda", 0)
+    reserve = torch.zeros(counters._RESERVED_COUNTERS, dtype=torch.int32)
+    fallback = torch.zeros(0, dtype=torch.int32)
+    monkeypatch.setattr(counters, "_zeroed_counters", lambda device: reserve)
+    monkeypatch.setattr(counters, "_reserves", {})
+    monkeypatch.setattr(counters, "_owned", {})
+    monkeypatch.setattr(torch, "zeros", lambda *size, **options: fallback)
 
-    monkeypatch.setattr(split_k._Reserve, "_allocate", allocate)
-    return split_k._Reserve(torch.device("cpu"))
+    def get(count, stream=7, capture=0):
+        monkeypatch.setattr(
+            counters, "_owner", lambda device: None if capture is None else (0, stream, capture)
+        )
+        given = counters.get_counters(device, count)
+        return None if given is fallback else given
+
+    return get
 
 
-def test_slices_of_the_reserve_are_apart_and_aligned(reserve):
-    slices = [reserve.take(count) for count in (1, 32, 33, 1000)]
-    ends = 0
-    for counters, count in zip(slices, (1, 32, 33, 1000)):
-        start = counters.storage_offset()
-        assert counters.numel() >= count
-        assert start >= ends
-        assert start % split_k._LINE == 0
-        ends = start + counters.numel()
+def test_owners_have_counters_apart(counters_of):
+    owners = [(7, 0), (8, 0), (7, 1), (7, 2), (8, 2)]
+    slices = [counters_of(40, *owner) for owner in owners]
+    starts = [given.storage_offset() for given in slices]
+    # aligned as a compiled kernel takes every tensor to be
+    assert all(start % 4 == 0 for start in starts)
+    for given, following in zip(slices, starts[1:]):
+        assert given.numel() >= 40
+        assert given.storage_offset() + given.numel() <= following
+    again = [counters_of(33, *owner).storage_offset() for owner in owners]
+    assert again == starts
 
 
-def test_the_reserve_ends(reserve):
-    while reserve.take(split_k._MAX_TILES) is not None:
-        pass
-    assert reserve.take(split_k._MAX_TILES) is None
+def test_a_larger_launch_takes_more(counters_of):
+    small, large = counters_of(10), counters_of(1000)
+    assert large.numel() >= 1000
+    assert large.storage_offset() >= small.storage_offset() + small.numel()
+    assert counters_of(10).storage_offset() == large.storage_offset()
+
+
+def test_a_capture_makes_no_reserve(counters_of):
+    assert counters_of(10, capture=1) is None
+    assert counters_of(10, capture=0) is not None
+    assert counters_of(10, capture=1) is not None
+    assert counters_of(10, capture=None) is None
+
+
+def test_the_reserve_ends(counters_of):
+    first = counters_of(10)
+    slices = counters._RESERVED_COUNTERS // counters.MAX_COUNTERS
+    for capture in range(1, slices):
+        assert counters_of(counters.MAX_COUNTERS, capture=capture) is not None
+    assert counters_of(counters.MAX_COUNTERS, capture=slices) is None
+    assert counters_of(10).storage_offset() == first.storage_offset()
 
 
 def test_a_whole_launch_has_no_scratch():
@@ -168,11 +201,26 @@ def test_graphs_do_not_share_scratch(device, config):
 def test_it_goes_on_without_a_reserve(device, monkeypatch):
     _needs_cuda(device)
     works = [Work(SWAP, 192, device) for _ in range(3)]
-    monkeypatch.setattr(split_k, "_stream_counters", {})
-    monkeypatch.setattr(split_k._reserves[device.index], "_used", split_k._RESERVED_COUNTERS)
+    monkeypatch.setattr(counters, "_owned", {})
+    monkeypatch.setattr(counters._reserves[device.index], "_used", counters._RESERVED_COUNTERS)
     graphs = [_capture(work, launches=10) for work in works[:-1]]
     assert _replay_at_once(works, graphs, times=100) == [0] * 3
-    assert split_k._stream_counters == {}
+    assert counters._owned == {}
+
+
+@pytest.mark.gpu
+def test_a_graph_takes_counters_once(device):
+    _needs_cuda(device)
+    if torch.version.hip:
+        pytest.skip(
+            "ROCm does not tell captures apart, so launches in them clear their own counters"
+        )
+    work = Work(SWAP, 192, device)
+    used = []
+    for launches in (1, 50, 50):
+        _capture(work, launches)
+        used.append(counters._reserves[device.index]._used)
+    assert used[2] - used[1] == used[1] - used[0] == counters._LINE
 
 
 @pytest.mark.gpu
@@ -198,6 +246,7 @@ def test_branches_of_one_graph_do_not_share_scratch(device):
 def test_memory_does_not_grow(device):
     _needs_cuda(device)
     work = Work(SWAP, 192, device)
+    gc.collect()
     streams = [torch.cuda.current_stream(), torch.cuda.Stream(device)]
 
     def repeat(times):
@@ -209,7 +258,7 @@ def test_memory_does_not_grow(device):
         return (
             torch.cuda.memory_allocated(device),
             torch.cuda.memory_reserved(device),
-            split_k._reserves[device.index]._used,
+            counters._reserves[device.index]._used,
         )
 
     assert repeat(3) == repeat(1000)
@@ -222,15 +271,15 @@ def test_counters_are_left_at_zero(device):
         work = Work(config, 300, device)
         _capture(work, launches=2).replay()
     torch.cuda.synchronize(device)
-    assert split_k._reserves[device.index]._counters.count_nonzero() == 0
+    assert counters._reserves[device.index]._counters.count_nonzero() == 0
 
 
 @pytest.mark.gpu
-def test_torch_compile_with_cuda_graphs(device, tuned_dir):
+def test_torch_compile_with_cuda_graphs(device, tuned_dir, monkeypatch):
     # What is kept must not come from the pool that a compiled function warms up in.
     _needs_cuda(device)
-    split_k._reserves.clear()
-    split_k._stream_counters.clear()
+    monkeypatch.setattr(counters, "_reserves", {})
+    monkeypatch.setattr(counters, "_owned", {})
     name = gemm_kernel.tuning.config_file_name(192, 8192, device, "NN")
     (tuned_dir / name).write_text(json.dumps({"16": SWAP}))
     a = torch.randn(16, 8192, dtype=torch.float16, device=device)
@@ -238,3 +287,4 @@ def test_torch_compile_with_cuda_graphs(device, tuned_dir):
     compiled = torch.compile(lambda a, b: gemm_kernel.gemm(a, b), mode="reduce-overhead")
     for _ in range(5):
         assert_product(compiled(a, b).clone(), a, b)
+    assert counters._reserves

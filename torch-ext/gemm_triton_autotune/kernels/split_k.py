@@ -2,12 +2,13 @@
 
 Each program writes its partial sum to scratch and counts itself in at the tile's counter. The last one
 adds the partial sums in the order of k, so that the bits never depend on who was late, and sets
-the counter back to zero: no launch has anything to clear, and none leaves anything behind.
+the counter back to zero: no launch has anything to clear, and none leaves anything behind. It is the method
+of CUDA's sample threadFenceReduction
+(https://github.com/NVIDIA/cuda-samples/tree/master/Samples/2_Concepts_and_Techniques/threadFenceReduction).
 """
 
 from __future__ import annotations
 
-import threading
 from typing import Callable
 
 import torch
@@ -15,17 +16,12 @@ import triton
 import triton.language as tl
 
 from ..config import IntRange, Parameter
+from .counters import MAX_COUNTERS, get_counters
 
 PARAMETER = Parameter(IntRange(1, 16), default=1)
 
-# More tiles than this fill any GPU without a split.
-_MAX_TILES = 1024
 # As much as torch keeps for cuBLAS on Hopper: the partial sums shall stay in L2.
 _MAX_PARTIALS_BYTES = 32 << 20
-# Four MiB: one hundred captured launches of a hundred tiles for each of a hundred CUDA graphs.
-_RESERVED_COUNTERS = 1 << 20
-# Slices of the reserve begin at a 128-byte line: aligned as a compiled kernel takes every tensor to be.
-_LINE = 32
 
 
 @triton.jit
@@ -65,8 +61,9 @@ def operand_problem(SPLIT_K: int, tiles: int, tile_size: int) -> str | None:
     """Why a launch of ``tiles`` tiles with ``tile_size`` elements each is not split, or None."""
     if SPLIT_K == 1:
         return None
-    if tiles > _MAX_TILES:
-        return f"SPLIT_K {SPLIT_K} is for at most {_MAX_TILES} tiles, these are {tiles}"
+    # That many fill any GPU without a split.
+    if tiles > MAX_COUNTERS:
+        return f"SPLIT_K {SPLIT_K} is for at most {MAX_COUNTERS} tiles, these are {tiles}"
     needed = tiles * tile_size * SPLIT_K * 4
     if needed > _MAX_PARTIALS_BYTES:
         return f"SPLIT_K {SPLIT_K} needs {needed} bytes of scratch, at most {_MAX_PARTIALS_BYTES} are used"
@@ -85,86 +82,10 @@ def operands(
         # From torch at each launch: its allocator orders reuse by stream, and gives a CUDA graph that
         # is captured memory of its own.
         partials = torch.empty(size, dtype=torch.float32, device=a.device)
-        return a, b, out, partials, _get_counters(a.device, tiles)
+        return a, b, out, partials, get_counters(a.device, tiles)
 
     return with_scratch
 
 
 def _without_scratch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple:
     return a, b, out, None, None
-
-
-class _Reserve:
-    """Zeroed counters of one GPU. A slice is given out for good, and each kernel leaves it zeroed."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._used = 0
-        self._lock = threading.Lock()
-        # In a thread of its own: the memory is kept, so it must not come from a pool that the caller's
-        # allocations are directed to (torch.cuda.use_mem_pool; torch.compile warms up in the pool of
-        # its CUDA graphs, and raises for what is left there).
-        thread = threading.Thread(target=self._allocate, args=(device,))
-        thread.start()
-        thread.join()
-
-    def _allocate(self, device: torch.device) -> None:
-        stream = torch.cuda.Stream(device)
-        with torch.cuda.stream(stream):
-            self._counters = torch.zeros(_RESERVED_COUNTERS, dtype=torch.int32, device=device)
-        # Zero for every stream from here on, also for a graph that waits for no other stream.
-        stream.synchronize()
-
-    def take(self, count: int) -> torch.Tensor | None:
-        """``count`` counters that nobody else has, or None if so many are not left."""
-        with self._lock:
-            start = self._used
-            end = start + -(-count // _LINE) * _LINE
-            if end > _RESERVED_COUNTERS:
-                return None
-            self._used = end
-        return self._counters[start:end]
-
-
-_reserves: dict[int, _Reserve] = {}
-_stream_counters: dict[tuple[int, int], torch.Tensor] = {}
-_lock = threading.Lock()
-
-
-def _get_counters(device: torch.device, tiles: int) -> torch.Tensor:
-    """At least ``tiles`` counters that are zero when the launch which is about to follow starts.
-
-    Two launches may have the same counters only if one never starts before the other has ended. So
-    they belong to a stream: what is launched on it runs in order. (A handle that is used again after its
-    stream was destroyed is as good here as in torch's allocator, which goes by handles too.)
-    A captured launch runs on whatever stream its graph is replayed on, so it has counters of its own,
-    from memory that was zeroed before: clearing them in the graph would cost a node at each replay. They
-    are never given back, because nothing tells when the graph is gone; when the reserve is used up,
-    as on devices other than CUDA's, a launch clears counters of its own.
-    """
-    counters = None
-    if device.type == "cuda":
-        # The device is the current one, as for every launch.
-        if torch.cuda.is_current_stream_capturing():
-            # Without a launch before the capture there is no reserve, and a capture forbids to make one.
-            if device.index in _reserves:
-                counters = _reserves[device.index].take(tiles)
-        else:
-            key = device.index, triton.runtime.driver.active.get_current_stream(device.index)
-            counters = _stream_counters.get(key)
-            if counters is None:
-                counters = _add_stream(device, key)
-    if counters is None:
-        counters = torch.zeros(tiles, dtype=torch.int32, device=device)
-    return counters
-
-
-def _add_stream(device: torch.device, key: tuple[int, int]) -> torch.Tensor | None:
-    with _lock:
-        if device.index not in _reserves:
-            _reserves[device.index] = _Reserve(device)
-        if key not in _stream_counters:
-            counters = _reserves[device.index].take(_MAX_TILES)
-            if counters is None:
-                return None
-            _stream_counters[key] = counters
-        return _stream_counters[key]

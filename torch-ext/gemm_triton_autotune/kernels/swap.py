@@ -60,7 +60,7 @@ def _swap_kernel(
     """out = a @ b, computed as out.T = b.T @ a.T; a (M, K), b (K, N), out (M, N).
 
     A program computes one of the SPLIT_K parts along K of a BLOCK_SIZE_N x BLOCK_SIZE_M tile of out.T.
-    The swap is that of DeepGEMM and vLLM (https://github.com/vllm-project/vllm/pull/29213).
+    The swap is that of DeepGEMM in vLLM (https://github.com/vllm-project/vllm/pull/29213).
     """
     pid = tl.program_id(0)
     split = pid % SPLIT_K
