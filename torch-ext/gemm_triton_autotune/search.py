@@ -1,4 +1,4 @@
-"""The search of `tune_gemm`: which configurations are tried for a problem, and which one wins.
+"""The search of `tune_gemm`: which one of the candidates for a problem wins.
 
 A quick look at every candidate, then the best few against the default in interleaved rounds. The
 default is given up only for a gain beyond the noise.
@@ -19,7 +19,7 @@ import triton
 
 from . import kernels
 from .config import Config, default_config
-from .device import DeviceProperties, device_guard, device_properties
+from .device import device_guard, device_properties
 from .measure import (
     ExactProduct,
     GraphedCalls,
@@ -30,63 +30,12 @@ from .measure import (
 
 logger = logging.getLogger("gemm_triton_autotune")
 
-# (BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages) of the `tiled` family. Few rows are
-# bound by memory and want many loads in flight: deep K and many stages; many rows want a large tile.
-_TILED = [
-    *[(16, n, k, 4, s) for n in (32, 64, 128) for k, s in ((64, 5), (128, 3), (128, 5), (256, 3))],
-    *[(16, n, 256, w, 4) for n in (16, 32) for w in (2, 4)],
-    *[(32, n, k, 4, s) for n in (32, 64, 128) for k, s in ((64, 5), (128, 3), (128, 5))],
-    *[(64, n, k, 4, s) for n in (32, 64, 128, 256) for k, s in ((64, 3), (64, 5), (128, 3))],
-    *[
-        (128, n, k, w, s)
-        for n in (64, 128)
-        for k, w, s in ((64, 4, 3), (64, 4, 5), (64, 8, 4), (128, 8, 3))
-    ],
-    *[(m, n, k, 8, s) for m, n in ((128, 256), (256, 128)) for k, s in ((32, 4), (64, 3), (64, 4))],
-    # what fits where shared memory is small
-    *[(128, n, 32, w, s) for n in (64, 128) for w, s in ((4, 3), (4, 4), (8, 3))],
-    *[(m, 64, 32, 4, s) for m in (32, 64) for s in (3, 5)],
-    (16, 128, 32, 4, 3),
-]
-
 # Those whose quick time is within this factor of the best, and no more than so many, go to the final.
 _FINALIST_FACTOR = 1.1
 _FINALISTS = 4
 _FINAL_ROUNDS = 9
 # The least gain that the default, the first candidate, is given up for.
 _LEAST_GAIN = 0.01
-
-
-def candidate_configs(
-    M: int | None = None,
-    N: int | None = None,
-    K: int | None = None,
-    properties: DeviceProperties | None = None,
-) -> list[Config]:
-    """The configurations worth measuring for (M, N, K) on such a device, the default first.
-
-    What is None does not narrow them. A tile twice as large as the problem on one side only computes
-    padding, so it is left out, and so is what cannot fit the device.
-    """
-    candidates = [] if None in (M, N, K) else [default_config(M, N, K)]
-    for block_m, block_n, block_k, num_warps, num_stages in _TILED:
-        sides = ((block_m, M, 16), (block_n, N, 64), (block_k, K, 64))
-        if any(size is not None and block >= 2 * max(size, least) for block, size, least in sides):
-            continue
-        # 256 and more rows never fill up with a tile made for a few.
-        if M is not None and M >= 256 and block_m < 64:
-            continue
-        config = {
-            "BLOCK_SIZE_M": block_m,
-            "BLOCK_SIZE_N": block_n,
-            "BLOCK_SIZE_K": block_k,
-            "GROUP_SIZE_M": 8,
-            "num_warps": num_warps,
-            "num_stages": num_stages,
-        }
-        if config not in candidates and kernels.config_problem(config, properties) is None:
-            candidates.append(config)
-    return candidates
 
 
 class Result(NamedTuple):

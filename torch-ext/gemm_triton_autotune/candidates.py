@@ -1,0 +1,152 @@
+"""Which configurations the tuner measures for a problem: a list for each kernel family.
+
+A list holds tiles that won somewhere on an H200, or that published work favours; what cannot run on the
+device, or only computes padding for the problem, is left out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from . import kernels
+from .config import Config, default_config
+from .device import DeviceProperties
+from .kernels.launch import cdiv
+
+# Where torch does not tell: as many multiprocessors as an H200 has.
+_MULTIPROCESSORS = 132
+
+# (BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages). Few rows are bound by memory and want
+# many loads in flight: deep K and many stages; many rows want a large tile.
+_TILED = [
+    *[(16, n, k, 4, s) for n in (32, 64, 128) for k, s in ((64, 5), (128, 3), (128, 5), (256, 3))],
+    *[(16, n, 256, w, 4) for n in (16, 32) for w in (2, 4)],
+    *[(32, n, k, 4, s) for n in (32, 64, 128) for k, s in ((64, 5), (128, 3), (128, 5))],
+    *[(64, n, k, 4, s) for n in (32, 64, 128, 256) for k, s in ((64, 3), (64, 5), (128, 3))],
+    *[(128, n, 64, w, s) for n in (64, 128) for w, s in ((4, 3), (4, 5), (8, 4))],
+    *[(128, n, 128, 8, 3) for n in (64, 128)],
+    *[(m, n, k, 8, s) for m, n in ((128, 256), (256, 128)) for k, s in ((32, 4), (64, 3), (64, 4))],
+    # what fits where shared memory is small
+    *[(128, n, 32, w, s) for n in (64, 128) for w, s in ((4, 3), (4, 4), (8, 3))],
+    *[(m, 64, 32, 4, s) for m in (32, 64) for s in (3, 5)],
+    (16, 128, 32, 4, 3),
+]
+
+# (BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages)
+_SWAP = [
+    *[
+        (64, k, 4, s)
+        for k, s in ((64, 5), (64, 8), (128, 3), (128, 4), (128, 6), (256, 3), (256, 4))
+    ],
+    *[(128, k, 4, s) for k, s in ((64, 4), (64, 6), (128, 3), (128, 4))],
+]
+_GEMV_NT = [
+    *[(1, 1024, 4, s) for s in (1, 2, 3, 4)],
+    *[(1, 2048, w, s) for w, s in ((4, 1), (4, 2), (8, 1))],
+    *[(1, 4096, w, 1) for w in (4, 8)],
+    *[(2, 1024, 4, s) for s in (1, 2, 3)],
+    *[(4, 512, 4, s) for s in (1, 3)],
+]
+_GEMV_NN = [
+    *[(64, 64, 4, s) for s in (1, 3)],
+    *[(128, 32, 4, s) for s in (1, 3)],
+    *[(256, 16, 4, s) for s in (1, 3)],
+    *[(256, 32, 8, s) for s in (1, 3)],
+]
+
+
+def candidate_configs(
+    M: int | None = None,
+    N: int | None = None,
+    K: int | None = None,
+    properties: DeviceProperties | None = None,
+    layout: str | None = None,
+) -> list[Config]:
+    """The configurations worth measuring for (M, N, K) on such a device, the default first.
+
+    What is None does not narrow them.
+    """
+    found = [] if None in (M, N, K) else [default_config(M, N, K)]
+    for config in _all(M, N, K, properties, layout):
+        # A tile twice as large as the problem on one side only computes padding.
+        sides = (("M", M, 16), ("N", N, 64), ("K", K, 64))
+        wasteful = any(
+            size is not None and config[f"BLOCK_SIZE_{side}"] >= 2 * max(size, least)
+            for side, size, least in sides
+        )
+        if not (wasteful or config in found or kernels.config_problem(config, properties)):
+            found.append(config)
+    return found
+
+
+def _all(
+    M: int | None,
+    N: int | None,
+    K: int | None,
+    properties: DeviceProperties | None,
+    layout: str | None,
+) -> Iterator[Config]:
+    for block_m, block_n, block_k, num_warps, num_stages in _TILED:
+        # 256 and more rows never fill up with a tile made for a few.
+        if M is None or M < 256 or block_m >= 64:
+            yield _config("tiled", block_m, block_n, block_k, num_warps, num_stages)
+    multiprocessors = (properties and properties.multiprocessors) or _MULTIPROCESSORS
+    if M is None or M <= 64:
+        block_m = next((size for size in (16, 32) if M is not None and size >= M), 64)
+        for tile in _SWAP:
+            for split_k in _splits(M, N, K, block_m, tile, multiprocessors, properties):
+                yield _config("swap", block_m, *tile, SPLIT_K=split_k)
+    if M in (1, None):
+        for tile in _GEMV_NT if layout != "NN" else ():
+            yield _config("gemv", 1, *tile)
+        for tile in _GEMV_NN if layout != "NT" else ():
+            for split_k in _splits(M, N, K, 1, tile, multiprocessors, properties):
+                yield _config("gemv", 1, *tile, SPLIT_K=split_k)
+
+
+def _config(
+    kernel: str,
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    num_warps: int,
+    num_stages: int,
+    **more: int,
+) -> Config:
+    config = {
+        "BLOCK_SIZE_M": block_m,
+        "BLOCK_SIZE_N": block_n,
+        "BLOCK_SIZE_K": block_k,
+        "GROUP_SIZE_M": 8,
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+    }
+    # As the upstream example writes its entries: what is absent has its default.
+    if kernel != "tiled":
+        config = {"kernel": kernel, **config}
+    return {**config, **{key: value for key, value in more.items() if value != 1}}
+
+
+def _splits(
+    M: int | None,
+    N: int | None,
+    K: int | None,
+    block_m: int,
+    tile: tuple[int, int, int, int],
+    multiprocessors: int,
+    properties: DeviceProperties | None,
+) -> list[int]:
+    """Values of SPLIT_K that put one, two, three or as many programs as fit on each multiprocessor."""
+    if None in (M, N, K):
+        return [1, 3]
+    block_n, block_k, _, num_stages = tile
+    shared = num_stages * (block_m + block_n) * block_k * 2
+    limit = (properties and properties.shared_memory) or shared
+    resident = max(1, min(4, limit // (shared + 1024)))
+    tiles = cdiv(M, block_m) * cdiv(N, block_n)
+    blocks = cdiv(K, block_k)
+    # A part of at least three blocks, or its pipeline never fills; and partial sums, written and read in
+    # float32, of at most half the bytes of b.
+    most = min(16, blocks // 3, K // (8 * block_m))
+    wanted = {programs * multiprocessors // tiles for programs in (1, 2, 3, resident, 2 * resident)}
+    return sorted({1, *(split for split in wanted if 1 < split <= most)})
