@@ -1,6 +1,7 @@
 """The kernel families and `launch_gemm_kernel`, the only way to run any of them.
 
-A family is one file, listed below and nowhere else. It has
+A family is one file, listed below and nowhere else (device code that not every Triton can import is in a
+second one, which only the family imports). It has
 
     NAME                               the `kernel` key of its entries
     PARAMETERS                         its upper-case keys and their ranges
@@ -18,10 +19,10 @@ import torch
 
 from ..config import DEFAULT_KERNEL, launch_options, validate_config
 from ..device import DeviceProperties, device_guard, device_properties
-from . import gemv, swap, tiled
+from . import gemv, gluon, swap, tiled
 from .launch import INTERPRETED, CompiledLaunch, is_aligned
 
-FAMILIES = {family.NAME: family for family in (tiled, swap, gemv)}
+FAMILIES = {family.NAME: family for family in (tiled, swap, gemv, gluon)}
 
 
 def _family(config: Mapping[str, Any]) -> Any:
