@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from .exact import assert_product
+from .test_compile import compile_all
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
 tma = gemm_kernel.kernels.tma
@@ -200,6 +201,23 @@ def test_an_old_triton_is_refused(monkeypatch):
 def test_the_tested_configurations_fit_an_h200():
     for config in CONFIGS:
         assert gemm_kernel.kernels.config_problem(config, H200) is None, config
+
+
+def test_configurations_compile_to_what_they_stand_for():
+    configs = [
+        *(TWO_PARTS, PERSISTENT),
+        make_config(64, 96, 128, 4, 4),
+        make_config(128, 256, 64, 8, 3),
+        make_config(256, 192, 64, 8, 4),
+        make_config(256, 128, 64, 8, 3, PERSISTENT=1),
+    ]
+    requests = [{"config": config, "layout": lay} for config in configs for lay in ("NT", "NN")]
+    for report in compile_all("cuda:90", requests):
+        assert report["bulk_copies"] > 0, report
+        assert report["wgmma"] > 0, report
+        assert report["wgmma_waits"] < 1, report
+        assert report["stack"] == 0, report
+        assert report["shared"] == tma._shared_memory(report["config"]), report
 
 
 def _operands(**changes):
