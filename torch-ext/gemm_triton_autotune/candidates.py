@@ -53,6 +53,35 @@ _GEMV_NN = [
     *[(256, 16, 4, s) for s in (1, 3)],
     *[(256, 32, 8, s) for s in (1, 3)],
 ]
+# (BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages): one program a tile
+_TMA = [
+    *[(64, 64, 128, 4, s) for s in (4, 6)],
+    *[(64, 96, k, 4, s) for k, s in ((128, 4), (64, 8))],
+    *[(64, 128, k, 4, s) for k, s in ((64, 6), (64, 8), (128, 4))],
+    *[(64, n, 64, 4, s) for n, s in ((160, 6), (192, 4), (192, 6), (256, 4), (256, 5))],
+    *[(64, n, 64, 4, 4) for n in (288, 320)],
+    *[(128, n, 64, 4, s) for n, s in ((64, 5), (96, 4), (128, 3))],
+    *[(128, n, 64, 8, s) for n, s in ((128, 4), (128, 6), (160, 4), (160, 6), (192, 4), (192, 5))],
+    *[(128, n, 64, 8, s) for n in (256, 288, 320) for s in (3, 4)],
+    *[(256, n, 64, 8, s) for n in (64, 96, 128, 160) for s in (3, 4)],
+]
+# The same and EPILOGUE_SUBTILE: a program takes several tiles
+_TMA_PERSISTENT = [
+    *[(m, n, 64, 8, 3, 1) for m, n in ((128, 256), (256, 128))],
+    *[(m, n, 64, 8, 4, 2) for m, n in ((128, 256), (256, 128))],
+    *[(128, 128, 64, 8, s, subtile) for s, subtile in ((5, 1), (6, 2))],
+]
+# (BLOCK_SIZE_M, BLOCK_SIZE_N, num_stages, A_IN_REGISTERS)
+_GLUON = [
+    *[(64, n, s, 0) for n, s in ((96, 10), (128, 8), (192, 6), (256, 5), (288, 5), (320, 4))],
+    *[(128, n, s, 0) for n, s in ((128, 6), (192, 5), (256, 4))],
+    *[(128, n, s, 1) for n, s in ((144, 6), (256, 4), (320, 3))],
+    *[(192, n, s, 1) for n, s in ((96, 5), (192, 4))],
+    (256, 128, 4, 0),
+]
+# Of the large tiles, those that the model finds within this factor of its best, and no more than so many.
+_MODEL_FACTOR = 1.25
+_MODEL_MOST = {"tma": 12, "gluon": 7}
 
 
 def candidate_configs(
@@ -86,11 +115,11 @@ def _all(
     properties: DeviceProperties | None,
     layout: str | None,
 ) -> Iterator[Config]:
+    multiprocessors = (properties and properties.multiprocessors) or _MULTIPROCESSORS
     for block_m, block_n, block_k, num_warps, num_stages in _TILED:
         # 256 and more rows never fill up with a tile made for a few.
         if M is None or M < 256 or block_m >= 64:
             yield _config("tiled", block_m, block_n, block_k, num_warps, num_stages)
-    multiprocessors = (properties and properties.multiprocessors) or _MULTIPROCESSORS
     if M is None or M <= 64:
         block_m = next((size for size in (16, 32) if M is not None and size >= M), 64)
         for tile in _SWAP:
@@ -102,6 +131,54 @@ def _all(
         for tile in _GEMV_NN if layout != "NT" else ():
             for split_k in _splits(M, N, K, 1, tile, multiprocessors, properties):
                 yield _config("gemv", 1, *tile, SPLIT_K=split_k)
+    if M is None or M > 32:
+        tma = [_config("tma", *tile) for tile in _TMA]
+        tma += [
+            _config("tma", *tile, PERSISTENT=1, EPILOGUE_SUBTILE=subtile)
+            for *tile, subtile in _TMA_PERSISTENT
+            if None in (M, N, K) or cdiv(M, tile[0]) * cdiv(N, tile[1]) > multiprocessors
+        ]
+        yield from _best_by_model(tma, M, N, K, multiprocessors)
+        gluon = [
+            _config("gluon", block_m, block_n, 64, 4, num_stages, A_IN_REGISTERS=in_registers)
+            for block_m, block_n, num_stages, in_registers in _GLUON
+        ]
+        yield from _best_by_model(gluon, M, N, K, multiprocessors)
+
+
+def _best_by_model(
+    configs: list[Config], M: int | None, N: int | None, K: int | None, multiprocessors: int
+) -> list[Config]:
+    if None in (M, N, K):
+        return configs
+    ranked = sorted(
+        (tile_time_us(config, M, N, K, multiprocessors), i) for i, config in enumerate(configs)
+    )
+    best_us = ranked[0][0][0]
+    kept = [configs[i] for (time_us, _), i in ranked if time_us <= best_us * _MODEL_FACTOR]
+    return kept[: _MODEL_MOST[configs[0]["kernel"]]]
+
+
+def tile_time_us(
+    config: Config, M: int, N: int, K: int, multiprocessors: int
+) -> tuple[float, float]:
+    """Microseconds by a work model of Hopper, and, to decide between equals, loads for an element of out.
+
+    The unit is 64 x 64 of out: a step of 64 along K costs a program about 85 ns a unit, and no less than
+    its tile takes from L2. Then whole waves count, and never less than memory takes (measured on an H200,
+    2026-11-29; Triton 3.6.0, bfloat16).
+    """
+    block_m, block_n = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
+    waves = cdiv(cdiv(M, block_m) * cdiv(N, block_n), multiprocessors)
+    # A part of 32 columns costs the tensor cores as much as one of 48.
+    columns = block_n + (16 if block_n % 64 else 0)
+    step_us = max(block_m * columns / 4096 * 0.085, (block_m + block_n) * 128 / 109e3)
+    memory_us = 2 * (M * K + N * K + M * N) / 4.3e6
+    return max(waves * step_us * cdiv(K, 64), memory_us) + 3, 1 / block_m + 1 / block_n
+
+
+# What a key means where it is absent: such a value is not written.
+_ABSENT = {"SPLIT_K": 1, "PERSISTENT": 0, "EPILOGUE_SUBTILE": 1, "A_IN_REGISTERS": 0}
 
 
 def _config(
@@ -124,7 +201,7 @@ def _config(
     # As the upstream example writes its entries: what is absent has its default.
     if kernel != "tiled":
         config = {"kernel": kernel, **config}
-    return {**config, **{key: value for key, value in more.items() if value != 1}}
+    return {**config, **{key: value for key, value in more.items() if value != _ABSENT[key]}}
 
 
 def _splits(

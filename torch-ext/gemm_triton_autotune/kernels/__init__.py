@@ -19,10 +19,10 @@ import torch
 
 from ..config import DEFAULT_KERNEL, launch_options, validate_config
 from ..device import DeviceProperties, device_guard, device_properties
-from . import gemv, gluon, swap, tiled
+from . import gemv, gluon, swap, tiled, tma
 from .launch import INTERPRETED, CompiledLaunch, is_aligned
 
-FAMILIES = {family.NAME: family for family in (tiled, swap, gemv, gluon)}
+FAMILIES = {family.NAME: family for family in (tiled, swap, gemv, tma, gluon)}
 
 
 def _family(config: Mapping[str, Any]) -> Any:
