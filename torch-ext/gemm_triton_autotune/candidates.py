@@ -32,6 +32,16 @@ _TILED = [
     (16, 128, 32, 4, 3),
 ]
 
+# Where the other families serve, on Hopper with sizes that TMA takes, few of these can still win.
+_TILED_ON_HOPPER = [
+    *[(16, n, 256, 4, 4) for n in (16, 32)],
+    (32, 32, 128, 4, 5),
+    *[(64, n, 128, 4, 3) for n in (32, 64)],
+    (64, 128, 64, 4, 5),
+    (128, 128, 64, 4, 3),
+    (128, 256, 64, 8, 3),
+]
+
 # (BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages)
 _SWAP = [
     *[
@@ -79,9 +89,10 @@ _GLUON = [
     *[(192, n, s, 1) for n, s in ((96, 5), (192, 4))],
     (256, 128, 4, 0),
 ]
-# Of the large tiles, those that the model finds within this factor of its best, and no more than so many.
+# Of the large tiles, those that the model finds within this factor of its best, and of them (least, most). The
+# model says little where memory is the bound, so a few stay in any case.
 _MODEL_FACTOR = 1.25
-_MODEL_MOST = {"tma": 12, "gluon": 7}
+_MODEL_KEEPS = {"tma": (6, 12), "gluon": (4, 7)}
 
 
 def candidate_configs(
@@ -116,7 +127,9 @@ def _all(
     layout: str | None,
 ) -> Iterator[Config]:
     multiprocessors = (properties and properties.multiprocessors) or _MULTIPROCESSORS
-    for block_m, block_n, block_k, num_warps, num_stages in _TILED:
+    on_hopper = properties is not None and properties.capability == (9, 0)
+    has_tma = on_hopper and N is not None and K is not None and N % 8 == K % 8 == 0
+    for block_m, block_n, block_k, num_warps, num_stages in _TILED_ON_HOPPER if has_tma else _TILED:
         # 256 and more rows never fill up with a tile made for a few.
         if M is None or M < 256 or block_m >= 64:
             yield _config("tiled", block_m, block_n, block_k, num_warps, num_stages)
@@ -154,9 +167,10 @@ def _best_by_model(
     ranked = sorted(
         (tile_time_us(config, M, N, K, multiprocessors), i) for i, config in enumerate(configs)
     )
-    best_us = ranked[0][0][0]
-    kept = [configs[i] for (time_us, _), i in ranked if time_us <= best_us * _MODEL_FACTOR]
-    return kept[: _MODEL_MOST[configs[0]["kernel"]]]
+    limit_us = ranked[0][0][0] * _MODEL_FACTOR
+    least, most = _MODEL_KEEPS[configs[0]["kernel"]]
+    close = sum(time_us <= limit_us for (time_us, _), _ in ranked)
+    return [configs[i] for _, i in ranked[: max(least, min(close, most))]]
 
 
 def tile_time_us(
