@@ -42,6 +42,8 @@ _TILED_ON_HOPPER = [
     (128, 256, 64, 8, 3),
 ]
 
+# Values of SPLIT_K; each one is a compile of its own.
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 # (BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages)
 _SWAP = [
     *[
@@ -240,4 +242,5 @@ def _splits(
     # float32, of at most half the bytes of b.
     most = min(16, blocks // 3, K // (8 * block_m))
     wanted = {programs * multiprocessors // tiles for programs in (1, 2, 3, resident, 2 * resident)}
-    return sorted({1, *(split for split in wanted if 1 < split <= most)})
+    most_used = [max(value for value in _SPLITS if value <= max(split, 1)) for split in wanted]
+    return sorted({1, *(split for split in most_used if split <= most)})

@@ -16,6 +16,7 @@ import triton
 
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties, device_properties
+from .descriptor import descriptor_problem, row_stride
 from .launch import INTERPRETED, Launch, cdiv, shared_memory_problem
 
 # Gluon is experimental, and each release renames something: no version that was not compiled is taken.
@@ -124,27 +125,11 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
 def operand_problem(
     config: Mapping[str, Any], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
 ) -> str | None:
-    weight = b.t() if _is_nt(b) else b
-    return _tma_problem("a", a) or _tma_problem("b", weight) or _tma_problem("out", out)
-
-
-def _tma_problem(name: str, tensor: torch.Tensor) -> str | None:
-    """Why TMA cannot address ``tensor`` in rows, or None."""
-    rows, columns = tensor.shape
-    row_stride, column_stride = tensor.stride()
-    # The coordinates of the last tile are 32-bit integers as well.
-    if max(rows, columns) >= 2**31 - 1024:
-        return (
-            f"{name} must have less than 2**31 - 1024 rows and columns, got {tuple(tensor.shape)}"
-        )
-    if column_stride != 1:
-        return f"{name} must be contiguous along one side, got strides {tensor.stride()}"
-    # The stride of a single row is never used, and torch lets it be anything.
-    if rows > 1 and (row_stride % 8 or row_stride < columns):
-        return f"rows of {name} must not overlap and be a multiple of 8 elements apart, got {row_stride}"
-    if tensor.data_ptr() % 16:
-        return f"{name} must start at a multiple of 16 bytes"
-    return None
+    return (
+        descriptor_problem("a", a)
+        or descriptor_problem("b", b.t() if _is_nt(b) else b)
+        or descriptor_problem("out", out, written=True)
+    )
 
 
 def _is_nt(b: torch.Tensor) -> bool:
@@ -184,11 +169,10 @@ def prepare(
 
 def _descriptor_fields(tensor: torch.Tensor, box: tuple[int, int]) -> dict[str, Any]:
     """What the TMA descriptors of all tensors of the shape and strides of ``tensor`` have in common."""
-    rows, columns = tensor.shape
-    # TMA wants an aligned stride also where there is only one row.
-    row_stride = tensor.stride(0) if rows > 1 else cdiv(columns, 8) * 8
     layout = NVMMASharedLayout(swizzle_byte_width=min(2 * box[1], 128), element_bitwidth=16, rank=2)
-    descriptor = TensorDescriptor(tensor, [rows, columns], [row_stride, 1], list(box), layout)
+    descriptor = TensorDescriptor(
+        tensor, list(tensor.shape), [row_stride(tensor), 1], list(box), layout
+    )
     return {name: value for name, value in vars(descriptor).items() if name != "base"}
 
 

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties, device_properties
+from .descriptor import descriptor_problem, row_stride
 from .launch import INTERPRETED, Launch, cdiv, shared_memory_problem
 from .raster import grouped_tile
 
@@ -58,9 +59,6 @@ PARAMETERS = {
     # The parts in which a persistent program stores a tile: shared memory holds one of them.
     "EPILOGUE_SUBTILE": Parameter(IntRange(1, 2), default=1),
 }
-
-# Sizes are 32 bits in a kernel, and rounding them up to a tile must not overflow.
-_MAX_SIZE = 2**31 - 512
 
 
 @triton.jit
@@ -245,39 +243,20 @@ def operand_problem(
 ) -> str | None:
     if INTERPRETED and a.dtype == torch.bfloat16:
         a, b, out = a.float(), b.float(), out.float()  # what is launched in their place
-    operands = {"a": a, "b": b.t() if _is_transposed(b) else b}
-    if config.get("PERSISTENT", 0):
-        operands["out"] = out
-    for name, operand in operands.items():
-        problem = _descriptor_problem(operand)
-        if problem:
-            return f"{name} {problem}"
-    return None
+    return (
+        descriptor_problem("a", a)
+        or descriptor_problem("b", b.t() if _is_transposed(b) else b)
+        or (descriptor_problem("out", out, written=True) if config.get("PERSISTENT", 0) else None)
+    )
 
 
 def _is_transposed(b: torch.Tensor) -> bool:
     return b.stride(0) == 1 and b.stride(1) != 1
 
 
-def _descriptor_problem(tensor: torch.Tensor) -> str | None:
-    """Why the TMA cannot address ``tensor``, or None."""
-    (stride, inner_stride), itemsize = tensor.stride(), tensor.element_size()
-    if inner_stride != 1:
-        return "is not contiguous along its rows or columns"
-    if tensor.data_ptr() % 16 or stride * itemsize % 16:
-        return "is not aligned to 16 bytes"
-    if max(tensor.shape) > _MAX_SIZE or stride * itemsize >= 1 << 40:
-        return "is too large for a descriptor"
-    if stride < tensor.shape[1]:
-        return "has rows that overlap"
-    return None
-
-
-def _describe(
-    shape: tuple[int, int], stride: int, block: tuple[int, int]
-) -> Callable[[torch.Tensor], Any]:
-    """What makes the descriptor of a tensor: all but its address is known before the launch."""
-    lists = list(shape), [stride, 1], list(block)
+def _describe(tensor: torch.Tensor, block: tuple[int, int]) -> Callable[[torch.Tensor], Any]:
+    """What makes the descriptor of a tensor like this: all but its address is known before the launch."""
+    lists = list(tensor.shape), [row_stride(tensor), 1], list(block)
     return lambda tensor: _Descriptor(tensor, *lists)
 
 
@@ -292,13 +271,11 @@ def prepare(
     transposed = _is_transposed(b)
     tiles = cdiv(M, block_m) * cdiv(N, block_n)
 
-    describe_a = _describe((M, K), a.stride(0), (block_m, block_k))
-    if transposed:
-        stride = b.stride(1)
-        describe_b, describe_b2 = (_describe((N, K), stride, (part, block_k)) for part in parts)
-    else:
-        stride = b.stride(0)
-        describe_b, describe_b2 = (_describe((K, N), stride, (block_k, part)) for part in parts)
+    describe_a = _describe(a, (block_m, block_k))
+    rows_of_b = b.t() if transposed else b
+    describe_b, describe_b2 = (
+        _describe(rows_of_b, (part, block_k) if transposed else (block_k, part)) for part in parts
+    )
 
     if not config.get("PERSISTENT", 0):
         return Launch(
@@ -315,7 +292,7 @@ def prepare(
         )
 
     subtile = config.get("EPILOGUE_SUBTILE", 1)
-    describe_out = _describe((M, N), out.stride(0), (block_m, block_n // subtile))
+    describe_out = _describe(out, (block_m, block_n // subtile))
     # The interpreter has no multiprocessors: one program takes all tiles.
     programs = device_properties(a.device).multiprocessors or 1
     return Launch(
