@@ -60,6 +60,7 @@ def compile_config(config: dict, layout: str, dtype: torch.dtype, M: int) -> dic
         return {"refused": problem}
     launch = family.prepare(a, b, out, config)
     options = gemm_kernel.config.launch_options(config, triton.runtime.driver.active.target.backend)
+    options.update(launch.options)
     compiled = launch.kernel.warmup(
         *launch.operands(a, b, out), *launch.values, grid=launch.grid, **options
     )

@@ -83,6 +83,11 @@ _TMA_PERSISTENT = [
     *[(m, n, 64, 8, 4, 2) for m, n in ((128, 256), (256, 128))],
     *[(128, 128, 64, 8, s, subtile) for s, subtile in ((5, 1), (6, 2))],
 ]
+# Split along K where there are few tiles
+_TMA_SPLIT = [(64, 64, 128, 4, 4), (64, 128, 64, 4, 5), (128, 64, 64, 4, 5), (128, 128, 64, 8, 4)]
+# Swapped: (BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps); all rows of a in one tile, or in two
+_TMA_SWAP = [(64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8)]
+_TMA_SWAP_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 288, 320, 384)
 # (BLOCK_SIZE_M, BLOCK_SIZE_N, num_stages, A_IN_REGISTERS)
 _GLUON = [
     *[(64, n, s, 0) for n, s in ((96, 10), (128, 8), (192, 6), (256, 5), (288, 5), (320, 4))],
@@ -112,6 +117,8 @@ def candidate_configs(
     for config in _all(M, N, K, properties, layout):
         # A tile twice as large as the problem on one side only computes padding.
         sides = (("M", M, 16), ("N", N, 64), ("K", K, 64))
+        if config.get("SWAP"):
+            sides = sides[1:]  # its rows are chosen by M
         wasteful = any(
             size is not None and config[f"BLOCK_SIZE_{side}"] >= 2 * max(size, least)
             for side, size, least in sides
@@ -140,6 +147,8 @@ def _all(
         for tile in _SWAP:
             for split_k in _splits(M, N, K, block_m, tile, multiprocessors, properties):
                 yield _config("swap", block_m, *tile, SPLIT_K=split_k)
+    if M is None or M <= 768:
+        yield from _tma_swap(M, N, K, multiprocessors, properties)
     if M in (1, None):
         for tile in _GEMV_NT if layout != "NN" else ():
             yield _config("gemv", 1, *tile)
@@ -154,11 +163,49 @@ def _all(
             if None in (M, N, K) or cdiv(M, tile[0]) * cdiv(N, tile[1]) > multiprocessors
         ]
         yield from _best_by_model(tma, M, N, K, multiprocessors)
+        if M is None or M <= 512:
+            for tile in _TMA_SPLIT:
+                block_m, *rest = tile
+                for split_k in _splits(M, N, K, block_m, tuple(rest), multiprocessors, properties):
+                    if split_k > 1:
+                        yield _config("tma", *tile, SPLIT_K=split_k)
         gluon = [
             _config("gluon", block_m, block_n, 64, 4, num_stages, A_IN_REGISTERS=in_registers)
             for block_m, block_n, num_stages, in_registers in _GLUON
         ]
         yield from _best_by_model(gluon, M, N, K, multiprocessors)
+
+
+def _tma_swap(
+    M: int | None,
+    N: int | None,
+    K: int | None,
+    multiprocessors: int,
+    properties: DeviceProperties | None,
+) -> Iterator[Config]:
+    if M is None:
+        wanted = (16, 96)
+    else:
+        wanted = (M, cdiv(M, 2)) if M > 96 else (M,)
+    fitting = {next((rows for rows in _TMA_SWAP_ROWS if rows >= size), 0) for size in wanted} - {0}
+    limit = (properties and properties.shared_memory) or 232448
+    for block_m in sorted(fitting):
+        for block_n, block_k, num_warps in _TMA_SWAP:
+            stage = (block_m + block_n) * block_k * 2
+            # As many stages as fit one program on a multiprocessor, and as fit two.
+            for num_stages in {min(8, (limit // programs - 1536) // stage) for programs in (1, 2)}:
+                if num_stages < 3:
+                    continue
+                tile = (block_n, block_k, num_warps, num_stages)
+                for split_k in _splits(M, N, K, block_m, tile, multiprocessors, properties):
+                    yield _config("tma", block_m, *tile, SWAP=1, SPLIT_K=split_k)
+
+
+def refinements(config: Config) -> list[Config]:
+    """What is worth a try with a configuration that is among the best: the same, launched early."""
+    if config.get("kernel") in ("swap", "gemv", "tma") and not config.get("PERSISTENT"):
+        return [{**config, "PDL": 1}]
+    return []
 
 
 def _best_by_model(
@@ -194,7 +241,13 @@ def tile_time_us(
 
 
 # What a key means where it is absent: such a value is not written.
-_ABSENT = {"SPLIT_K": 1, "PERSISTENT": 0, "EPILOGUE_SUBTILE": 1, "A_IN_REGISTERS": 0}
+_ABSENT = {
+    "SPLIT_K": 1,
+    "PERSISTENT": 0,
+    "EPILOGUE_SUBTILE": 1,
+    "A_IN_REGISTERS": 0,
+    "SWAP": 0,
+}
 
 
 def _config(

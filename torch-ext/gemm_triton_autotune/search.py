@@ -18,6 +18,7 @@ import torch
 import triton
 
 from . import kernels
+from .candidates import refinements
 from .config import Config, default_config
 from .device import device_guard, device_properties
 from .measure import (
@@ -34,6 +35,8 @@ logger = logging.getLogger("gemm_triton_autotune")
 _FINALIST_FACTOR = 1.1
 _FINALISTS = 4
 _FINAL_ROUNDS = 9
+# Of so many leaders the refinements are tried.
+_REFINED = 3
 # The least gain that the default, the first candidate, is given up for.
 _LEAST_GAIN = 0.01
 
@@ -48,6 +51,10 @@ class Result(NamedTuple):
     torch_ms: float
     measured: int
     skipped: dict[str, int]
+
+
+def _time(entry: tuple[float, Config]) -> float:
+    return entry[0]
 
 
 class _Skip(Exception):
@@ -89,27 +96,18 @@ class _Search:
         self.timer = timer
         self.on_progress = on_progress
         self.skipped: dict[str, int] = {}
+        self.times: list[tuple[float, Config]] = []
+        self.graphs: dict[int, GraphedCalls] = {}
 
     def run(self, candidates: list[Config]) -> Result:
-        problems = self._compile(candidates)
-        times: list[tuple[float, Config]] = []
-        graphs: dict[int, GraphedCalls] = {}
-        for index, config in enumerate(candidates):
-            try:
-                if problems[index] is not None:
-                    raise problems[index]
-                time_ms = self._quick_ms(config, graphs)
-            except Exception as error:
-                self._skip(config, error)
-            else:
-                times.append((time_ms, config))
-            if self.on_progress is not None:
-                best_ms = min((time_ms for time_ms, _ in times), default=math.nan)
-                self.on_progress(self.M, index + 1, len(candidates), best_ms)
-        measured = len(times)
+        self._look(candidates)
+        if self.timer is None:
+            leaders = [config for _, config in sorted(self.times, key=_time)[:_REFINED]]
+            self._look([refined for config in leaders for refined in refinements(config)])
+        times, measured = self.times, len(self.times)
         torch_call = self._rotation(lambda b: torch.mm(self.a, b, out=self.out))
         if self.timer is None:
-            times, torch_ms = self._final(times, graphs, GraphedCalls(torch_call))
+            times, torch_ms = self._final(GraphedCalls(torch_call))
         else:
             torch_ms = self.timer(torch_call)
         if not times:
@@ -119,11 +117,25 @@ class _Search:
                 f"None of {len(candidates)} candidates runs for M={self.M}, N={N}, K={K} in "
                 f"{self.a.dtype} on {self.a.device}: {counts}"
             )
-        tuned_ms, config = min(times, key=lambda entry: entry[0])
+        tuned_ms, config = min(times, key=_time)
         default_ms = next((ms for ms, config in times if config == self.default), math.nan)
         if tuned_ms > default_ms * (1 - _LEAST_GAIN):
             tuned_ms, config = default_ms, self.default
         return Result(self.M, config, default_ms, tuned_ms, torch_ms, measured, self.skipped)
+
+    def _look(self, candidates: list[Config]) -> None:
+        """A quick time of each candidate that runs and is right."""
+        problems = self._compile(candidates)
+        for index, (config, problem) in enumerate(zip(candidates, problems)):
+            try:
+                if problem is not None:
+                    raise problem
+                self.times.append((self._quick_ms(config), config))
+            except Exception as error:
+                self._skip(config, error)
+            if self.on_progress is not None:
+                best_ms = min((time_ms for time_ms, _ in self.times), default=math.nan)
+                self.on_progress(self.M, index + 1, len(candidates), best_ms)
 
     def _compile(self, candidates: list[Config]) -> list[Exception | None]:
         """Compile all candidates at once; for each what stands against it."""
@@ -145,32 +157,26 @@ class _Search:
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             return list(pool.map(compile_one, candidates))
 
-    def _quick_ms(self, config: Config, graphs: dict[int, GraphedCalls]) -> float:
+    def _quick_ms(self, config: Config) -> float:
         call = self._rotation(lambda b: kernels.launch_gemm_kernel(self.a, b, self.out, config))
         self._check(config)
         if self.timer is not None:
             time_ms = self.timer(call)
         else:
             graph = GraphedCalls(call)
-            graphs[id(config)] = graph
+            self.graphs[id(config)] = graph
             time_ms = min(graph.time_ms() for _ in range(3))
         if not (math.isfinite(time_ms) and time_ms > 0):
             raise _Skip(f"timed as {time_ms} ms")
         return time_ms
 
-    def _final(
-        self,
-        times: list[tuple[float, Config]],
-        graphs: dict[int, GraphedCalls],
-        torch_graph: GraphedCalls,
-    ) -> tuple[list[tuple[float, Config]], float]:
+    def _final(self, torch_graph: GraphedCalls) -> tuple[list[tuple[float, Config]], float]:
         """Medians of the finalists, the default among them, and of torch, from interleaved rounds."""
-        best_ms = min((time_ms for time_ms, _ in times), default=math.nan)
-        ranked = sorted(times, key=lambda entry: entry[0])
-        finalists = [config for time_ms, config in ranked if time_ms <= best_ms * _FINALIST_FACTOR]
-        finalists = finalists[:_FINALISTS]
+        ranked = sorted(self.times, key=_time)
+        close = [config for ms, config in ranked if ms <= ranked[0][0] * _FINALIST_FACTOR]
+        finalists = close[:_FINALISTS]
         finalists += [c for _, c in ranked if c == self.default and c not in finalists]
-        calls = [*(graphs[id(config)] for config in finalists), torch_graph]
+        calls = [*(self.graphs[id(config)] for config in finalists), torch_graph]
         *medians, torch_ms = map(statistics.median, interleaved_ms(calls, _FINAL_ROUNDS))
         return list(zip(medians, finalists)), torch_ms
 

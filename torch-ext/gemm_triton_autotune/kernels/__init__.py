@@ -70,7 +70,8 @@ def launch_gemm_kernel(
     with device_guard(a.device):
         launch = _family(config).prepare(a, b, out, config)
         options = launch_options(config, device_properties(a.device).backend)
-        launch.kernel[launch.grid](*launch.operands(a, b, out), *launch.values, **options)
+        arguments = *launch.operands(a, b, out), *launch.values
+        launch.kernel[launch.grid](*arguments, **options, **launch.options)
     return out
 
 
@@ -89,9 +90,8 @@ def compile_kernel(
         launch = _family(config).prepare(a, b, out, config)
         backend = device_properties(a.device).backend
         arguments = *launch.operands(a, b, out), *launch.values
-        compiled = launch.kernel.warmup(
-            *arguments, grid=launch.grid, **launch_options(config, backend)
-        )
+        options = {**launch_options(config, backend), **launch.options}
+        compiled = launch.kernel.warmup(*arguments, grid=launch.grid, **options)
         if backend != "cuda" or not all(map(is_aligned, (a, b, out))):
             return None
         return CompiledLaunch(launch, compiled, a.device.index)

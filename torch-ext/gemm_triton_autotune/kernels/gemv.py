@@ -15,7 +15,8 @@ import triton.language as tl
 
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties
-from . import split_k
+from . import dependent_launch, split_k
+from .dependent_launch import dependent_launch_problem, wait_for_inputs
 from .launch import Launch, cdiv, shared_memory_problem
 from .split_k import block_range, sum_splits
 
@@ -28,6 +29,7 @@ PARAMETERS = {
     # Of no effect: there is one row of tiles.
     "GROUP_SIZE_M": Parameter(IntRange(1, 1 << 20)),
     "SPLIT_K": split_k.PARAMETER,
+    "PDL": dependent_launch.PARAMETER,
 }
 
 
@@ -53,6 +55,7 @@ def _gemv_kernel(
     SPLIT_K: tl.constexpr,
     EVEN_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """out = a @ b; a (1, K), b (K, N), out (1, N).
 
@@ -73,6 +76,7 @@ def _gemv_kernel(
     a_ptrs = a_ptr + first_offs_k * stride_ak
     b_ptrs = b_ptr + offs_n[:, None] * stride_bn + first_offs_k[None, :] * stride_bk
 
+    wait_for_inputs(PDL)
     acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_K), dtype=tl.float32)
     # Without a dot in it, a loop is pipelined only where it says so itself.
     for k in tl.range(first_block, last_block, num_stages=NUM_STAGES):
@@ -106,7 +110,9 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
         return f"a {block_n}x{block_k} tile needs more than the registers of {num_warps} warps"
     # One stage goes straight to registers, each further one waits in shared memory.
     needed = (config["num_stages"] - 1) * (block_n + 1) * block_k * 2
-    return shared_memory_problem(needed, properties)
+    return dependent_launch_problem(config.get("PDL", 0), properties) or shared_memory_problem(
+        needed, properties
+    )
 
 
 def operand_problem(
@@ -140,5 +146,6 @@ def prepare(
         grid=(tiles * SPLIT_K, 1, 1),
         operands=split_k.operands(SPLIT_K, tiles, block_n),
         values=(N, K, a.stride(1), *b.stride(), out.stride(1))
-        + (block_n, block_k, SPLIT_K, K % block_k == 0, config["num_stages"]),
+        + (block_n, block_k, SPLIT_K, K % block_k == 0, config["num_stages"], config.get("PDL", 0)),
+        options=dependent_launch.options(config.get("PDL", 0)),
     )

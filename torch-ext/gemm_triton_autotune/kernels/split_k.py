@@ -41,20 +41,40 @@ def sum_splits(acc, offs, partials_ptr, counters_ptr, tile, split, SPLIT_K: tl.c
     `offs` gives each element of acc its own place from 0 to the number of elements. The sum is complete
     in the one program of a tile that arrives last.
     """
-    size: tl.constexpr = acc.numel
-    partials_ptrs = partials_ptr + tile * (SPLIT_K * size) + offs
+    store_partial(acc, offs, partials_ptr, tile, split, SPLIT_K)
+    is_last = arrive_last(counters_ptr, tile, SPLIT_K)
+    if is_last:
+        acc = sum_partials(acc, offs, partials_ptr, tile, SPLIT_K)
+    return acc, is_last
+
+
+@triton.jit
+def store_partial(acc, offs, partials_ptr, tile, split, SPLIT_K: tl.constexpr):
     # .cg: past L1, which is not coherent between multiprocessors.
-    tl.store(partials_ptrs + split * size, acc, cache_modifier=".cg")
+    partials_ptrs = partials_ptr + (tile * SPLIT_K + split) * acc.numel + offs
+    tl.store(partials_ptrs, acc, cache_modifier=".cg")
+
+
+@triton.jit
+def arrive_last(counters_ptr, tile, SPLIT_K: tl.constexpr):
+    """Count this program in at `tile`, after its partial sums; returns whether all others were there."""
     # The atomic is one thread's: its release covers what the others wrote before this barrier.
     tl.debug_barrier()
     is_last = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel") == SPLIT_K - 1
     if is_last:
-        # Its own part is read back too: one code, one order. Unrolled, so that the loads overlap.
-        acc = tl.load(partials_ptrs, cache_modifier=".cg")
-        for other in tl.static_range(1, SPLIT_K):
-            acc += tl.load(partials_ptrs + other * size, cache_modifier=".cg")
         tl.store(counters_ptr + tile, 0)
-    return acc, is_last
+    return is_last
+
+
+@triton.jit
+def sum_partials(acc, offs, partials_ptr, tile, SPLIT_K: tl.constexpr):
+    """The sum of all parts of `tile`, which have the shape of `acc`."""
+    # Its own part is read back too: one code, one order. Unrolled, so that the loads overlap.
+    partials_ptrs = partials_ptr + tile * (SPLIT_K * acc.numel) + offs
+    acc = tl.load(partials_ptrs, cache_modifier=".cg")
+    for other in tl.static_range(1, SPLIT_K):
+        acc += tl.load(partials_ptrs + other * acc.numel, cache_modifier=".cg")
+    return acc
 
 
 def operand_problem(SPLIT_K: int, tiles: int, tile_size: int) -> str | None:
@@ -70,22 +90,25 @@ def operand_problem(SPLIT_K: int, tiles: int, tile_size: int) -> str | None:
     return None
 
 
+def scratch(
+    SPLIT_K: int, tiles: int, tile_size: int
+) -> Callable[[torch.device], tuple[torch.Tensor | None, torch.Tensor | None]]:
+    """What gives each launch its partial sums and counters; without a split both are None."""
+    if SPLIT_K == 1:
+        return lambda device: (None, None)
+    size = tiles * tile_size * SPLIT_K
+
+    # From torch at each launch: its allocator orders reuse by stream, and gives a CUDA graph that is
+    # captured memory of its own.
+    return lambda device: (
+        torch.empty(size, dtype=torch.float32, device=device),
+        get_counters(device, tiles),
+    )
+
+
 def operands(
     SPLIT_K: int, tiles: int, tile_size: int
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple]:
-    """The `operands` of a launch: a, b, out, partials, counters; without a split the last two are None."""
-    if SPLIT_K == 1:
-        return _without_scratch
-    size = tiles * tile_size * SPLIT_K
-
-    def with_scratch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple:
-        # From torch at each launch: its allocator orders reuse by stream, and gives a CUDA graph that
-        # is captured memory of its own.
-        partials = torch.empty(size, dtype=torch.float32, device=a.device)
-        return a, b, out, partials, get_counters(a.device, tiles)
-
-    return with_scratch
-
-
-def _without_scratch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple:
-    return a, b, out, None, None
+    """The `operands` of a launch that takes pointers: a, b, out, partial sums, counters."""
+    get_scratch = scratch(SPLIT_K, tiles, tile_size)
+    return lambda a, b, out: (a, b, out, *get_scratch(a.device))
