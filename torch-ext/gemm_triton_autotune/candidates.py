@@ -46,42 +46,29 @@ _TILED_ON_HOPPER = [
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 # (BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages)
 _SWAP = [
-    *[
-        (64, k, 4, s)
-        for k, s in ((64, 5), (64, 8), (128, 3), (128, 4), (128, 6), (256, 3), (256, 4))
-    ],
+    *[(64, k, 4, s) for k, s in ((64, 8), (128, 4), (128, 6), (256, 4))],
     *[(128, k, 4, s) for k, s in ((64, 4), (64, 6), (128, 3), (128, 4))],
 ]
-_GEMV_NT = [
-    *[(1, 1024, 4, s) for s in (1, 2, 3, 4)],
-    *[(1, 2048, w, s) for w, s in ((4, 1), (4, 2), (8, 1))],
-    *[(1, 4096, w, 1) for w in (4, 8)],
-    *[(2, 1024, 4, s) for s in (1, 2, 3)],
+_GEMV = [
+    (1, 1024, 4, 1),
+    (1, 2048, 8, 1),
+    *[(2, 1024, 4, s) for s in (1, 2)],
     *[(4, 512, 4, s) for s in (1, 3)],
-]
-_GEMV_NN = [
-    *[(64, 64, 4, s) for s in (1, 3)],
-    *[(128, 32, 4, s) for s in (1, 3)],
-    *[(256, 16, 4, s) for s in (1, 3)],
-    *[(256, 32, 8, s) for s in (1, 3)],
 ]
 # (BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages): one program a tile
 _TMA = [
     *[(64, 64, 128, 4, s) for s in (4, 6)],
-    *[(64, 96, k, 4, s) for k, s in ((128, 4), (64, 8))],
-    *[(64, 128, k, 4, s) for k, s in ((64, 6), (64, 8), (128, 4))],
-    *[(64, n, 64, 4, s) for n, s in ((160, 6), (192, 4), (192, 6), (256, 4), (256, 5))],
-    *[(64, n, 64, 4, 4) for n in (288, 320)],
-    *[(128, n, 64, 4, s) for n, s in ((64, 5), (96, 4), (128, 3))],
-    *[(128, n, 64, 8, s) for n, s in ((128, 4), (128, 6), (160, 4), (160, 6), (192, 4), (192, 5))],
-    *[(128, n, 64, 8, s) for n in (256, 288, 320) for s in (3, 4)],
-    *[(256, n, 64, 8, s) for n in (64, 96, 128, 160) for s in (3, 4)],
+    *[(64, 128, k, 4, s) for k, s in ((64, 8), (128, 4))],
+    *[(64, n, 64, 4, s) for n, s in ((192, 6), (256, 5), (288, 4), (320, 4))],
+    *[(128, 128, 64, w, s) for w, s in ((4, 3), (8, 6))],
+    *[(128, n, 64, 8, s) for n, s in ((192, 5), (256, 3), (256, 4), (320, 3))],
+    (256, 128, 64, 8, 4),
 ]
 # The same and EPILOGUE_SUBTILE: a program takes several tiles
 _TMA_PERSISTENT = [
-    *[(m, n, 64, 8, 3, 1) for m, n in ((128, 256), (256, 128))],
-    *[(m, n, 64, 8, 4, 2) for m, n in ((128, 256), (256, 128))],
-    *[(128, 128, 64, 8, s, subtile) for s, subtile in ((5, 1), (6, 2))],
+    *[(128, 256, 64, 8, s, subtile) for s, subtile in ((3, 1), (4, 2))],
+    (256, 128, 64, 8, 4, 2),
+    (128, 128, 64, 8, 5, 1),
 ]
 # Split along K where there are few tiles
 _TMA_SPLIT = [(64, 64, 128, 4, 4), (64, 128, 64, 4, 5), (128, 64, 64, 4, 5), (128, 128, 64, 8, 4)]
@@ -150,11 +137,8 @@ def _all(
     if M is None or M <= 768:
         yield from _tma_swap(M, N, K, multiprocessors, properties)
     if M in (1, None):
-        for tile in _GEMV_NT if layout != "NN" else ():
+        for tile in _GEMV if layout != "NN" else ():
             yield _config("gemv", 1, *tile)
-        for tile in _GEMV_NN if layout != "NT" else ():
-            for split_k in _splits(M, N, K, 1, tile, multiprocessors, properties):
-                yield _config("gemv", 1, *tile, SPLIT_K=split_k)
     if M is None or M > 32:
         tma = [_config("tma", *tile) for tile in _TMA]
         tma += [
@@ -183,10 +167,7 @@ def _tma_swap(
     multiprocessors: int,
     properties: DeviceProperties | None,
 ) -> Iterator[Config]:
-    if M is None:
-        wanted = (16, 96)
-    else:
-        wanted = (M, cdiv(M, 2)) if M > 96 else (M,)
+    wanted = (16, 96) if M is None else (M, cdiv(M, 2)) if M > 96 else (M,)
     fitting = {next((rows for rows in _TMA_SWAP_ROWS if rows >= size), 0) for size in wanted} - {0}
     limit = (properties and properties.shared_memory) or 232448
     for block_m in sorted(fitting):
