@@ -307,7 +307,7 @@ def warmup(
     launched: list[Config] = []
     for M in Ms:
         # A file may have any M; more rows than these are only more tiles of the same kernel.
-        a = torch.empty(min(M, 8192), K, dtype=dtype, device=device)
+        a = torch.zeros(min(M, 8192), K, dtype=dtype, device=device)
         out = a.new_empty(a.shape[0], N)
 
         def accepts(config: Config, a: torch.Tensor = a, out: torch.Tensor = out) -> bool:
