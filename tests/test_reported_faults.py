@@ -622,7 +622,7 @@ def test_k9_a_failing_load_is_tried_again(device, tuned_dir, monkeypatch):
 def test_k9_what_a_caller_does_to_a_configuration_is_his_own(device, tuned_dir):
     write(tuned_dir, {"16": entry(2)}, N, K, device=device)
     for M in (16, 10**6):
-        before = tuning.get_config(M, N, K, device)
+        before = dict(tuning.get_config(M, N, K, device))
         tuning.get_config(M, N, K, device).clear()
         tuning.get_config(M, N, K, device)["num_warps"] = 64
         assert tuning.get_config(M, N, K, device) == before

@@ -69,8 +69,9 @@ class Writer:
 
     def kill(self):
         """End it wherever it is; the number of the last save that it reported for each M, and the last."""
-        os.kill(self.pid, signal.SIGKILL)
-        assert wait_for(self.pid) == -signal.SIGKILL
+        pid, self.pid = self.pid, None
+        os.kill(pid, signal.SIGKILL)
+        assert wait_for(pid) == -signal.SIGKILL
         with os.fdopen(self.reports, "rb") as file:
             reports = list(struct.iter_unpack("qq", file.read()))
         return dict(reports), reports[-1][1] if reports else self.first - 1
@@ -90,7 +91,7 @@ def without_directory_locks(monkeypatch):
 
 
 @pytest.mark.parametrize("locks", ["of directories", "of files"])
-def test_k11_killed_writers_lose_nothing(tmp_path, monkeypatch, locks):
+def test_k11_killed_writers_lose_nothing(tmp_path, monkeypatch, request, locks):
     # NVIDIA/TensorRT-LLM PR 14441; vllm-project/vllm 52752: files cut short by a race of their writers
     if locks == "of files":
         without_directory_locks(monkeypatch)
@@ -103,6 +104,7 @@ def test_k11_killed_writers_lose_nothing(tmp_path, monkeypatch, locks):
     saves = 0
     for _ in range(KILLS):
         writers = {side: Writer(path, Ms[side], first[side]) for side in Ms}
+        request.addfinalizer(lambda writers=writers: [w.kill() for w in writers.values() if w.pid])
         # One of them is killed while the other goes on; then that one.
         sides = draw.sample(list(Ms), 2)
         for side in sides:
