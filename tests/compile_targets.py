@@ -60,6 +60,7 @@ def compile_config(config: dict, layout: str, dtype: torch.dtype, M: int) -> dic
         return {"refused": problem}
     launch = family.prepare(a, b, out, config)
     options = gemm_kernel.config.launch_options(config, triton.runtime.driver.active.target.backend)
+    options.update(launch.options)
     compiled = launch.kernel.warmup(
         *launch.operands(a, b, out), *launch.values, grid=launch.grid, **options
     )
@@ -73,6 +74,12 @@ def compile_config(config: dict, layout: str, dtype: torch.dtype, M: int) -> dic
         )
         report["bulk_copies"] = len(re.findall(r"cp\.async\.bulk\.tensor", ptx))
         report.update(_resources(compiled.asm["cubin"]))
+        if report["wgmma"]:
+            # Waits for each: 1 or more where ptxas could not leave several in flight (its message C7515).
+            code = _cuobjdump("-sass", compiled.asm["cubin"])
+            report["wgmma_waits"] = len(re.findall(r"WARPGROUP\.DEPBAR", code)) / code.count(
+                "HGMMA"
+            )
     elif "amdgcn" in compiled.asm:
         code = compiled.asm["amdgcn"]
         report["mfma"] = len(re.findall(r"v_mfma_|v_wmma_", code))
@@ -81,13 +88,16 @@ def compile_config(config: dict, layout: str, dtype: torch.dtype, M: int) -> dic
 
 
 def _resources(cubin: bytes) -> dict:
+    usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", _cuobjdump("-res-usage", cubin)))
+    return {"registers": int(usage["REG"]), "stack": int(usage["STACK"]) + int(usage["LOCAL"])}
+
+
+def _cuobjdump(option: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(CUOBJDUMP), "-res-usage", file.name]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
-    return {"registers": int(usage["REG"]), "stack": int(usage["STACK"]) + int(usage["LOCAL"])}
+        command = [str(CUOBJDUMP), option, file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def main() -> None:

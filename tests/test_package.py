@@ -303,6 +303,7 @@ def test_modules_import_one_way():
         "config",
         "device",
         "kernels",
+        "candidates",
         "measure",
         "search",
         "tuned_file",

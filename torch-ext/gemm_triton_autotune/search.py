@@ -1,4 +1,4 @@
-"""The search of `tune_gemm`: which configurations are tried for a problem, and which one wins.
+"""The search of `tune_gemm`: which one of the candidates for a problem wins.
 
 A quick look at every candidate, then the best few against the default in interleaved rounds. The
 default is given up only for a gain beyond the noise.
@@ -18,8 +18,9 @@ import torch
 import triton
 
 from . import kernels
+from .candidates import refinements
 from .config import Config, default_config
-from .device import DeviceProperties, device_guard, device_properties
+from .device import device_guard, device_properties
 from .measure import (
     ExactProduct,
     GraphedCalls,
@@ -30,63 +31,14 @@ from .measure import (
 
 logger = logging.getLogger("gemm_triton_autotune")
 
-# (BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages) of the `tiled` family. Few rows are
-# bound by memory and want many loads in flight: deep K and many stages; many rows want a large tile.
-_TILED = [
-    *[(16, n, k, 4, s) for n in (32, 64, 128) for k, s in ((64, 5), (128, 3), (128, 5), (256, 3))],
-    *[(16, n, 256, w, 4) for n in (16, 32) for w in (2, 4)],
-    *[(32, n, k, 4, s) for n in (32, 64, 128) for k, s in ((64, 5), (128, 3), (128, 5))],
-    *[(64, n, k, 4, s) for n in (32, 64, 128, 256) for k, s in ((64, 3), (64, 5), (128, 3))],
-    *[
-        (128, n, k, w, s)
-        for n in (64, 128)
-        for k, w, s in ((64, 4, 3), (64, 4, 5), (64, 8, 4), (128, 8, 3))
-    ],
-    *[(m, n, k, 8, s) for m, n in ((128, 256), (256, 128)) for k, s in ((32, 4), (64, 3), (64, 4))],
-    # what fits where shared memory is small
-    *[(128, n, 32, w, s) for n in (64, 128) for w, s in ((4, 3), (4, 4), (8, 3))],
-    *[(m, 64, 32, 4, s) for m in (32, 64) for s in (3, 5)],
-    (16, 128, 32, 4, 3),
-]
-
 # Those whose quick time is within this factor of the best, and no more than so many, go to the final.
 _FINALIST_FACTOR = 1.1
 _FINALISTS = 4
 _FINAL_ROUNDS = 9
+# Of so many leaders the refinements are tried.
+_REFINED = 3
 # The least gain that the default, the first candidate, is given up for.
 _LEAST_GAIN = 0.01
-
-
-def candidate_configs(
-    M: int | None = None,
-    N: int | None = None,
-    K: int | None = None,
-    properties: DeviceProperties | None = None,
-) -> list[Config]:
-    """The configurations worth measuring for (M, N, K) on such a device, the default first.
-
-    What is None does not narrow them. A tile twice as large as the problem on one side only computes
-    padding, so it is left out, and so is what cannot fit the device.
-    """
-    candidates = [] if None in (M, N, K) else [default_config(M, N, K)]
-    for block_m, block_n, block_k, num_warps, num_stages in _TILED:
-        sides = ((block_m, M, 16), (block_n, N, 64), (block_k, K, 64))
-        if any(size is not None and block >= 2 * max(size, least) for block, size, least in sides):
-            continue
-        # 256 and more rows never fill up with a tile made for a few.
-        if M is not None and M >= 256 and block_m < 64:
-            continue
-        config = {
-            "BLOCK_SIZE_M": block_m,
-            "BLOCK_SIZE_N": block_n,
-            "BLOCK_SIZE_K": block_k,
-            "GROUP_SIZE_M": 8,
-            "num_warps": num_warps,
-            "num_stages": num_stages,
-        }
-        if config not in candidates and kernels.config_problem(config, properties) is None:
-            candidates.append(config)
-    return candidates
 
 
 class Result(NamedTuple):
@@ -99,6 +51,10 @@ class Result(NamedTuple):
     torch_ms: float
     measured: int
     skipped: dict[str, int]
+
+
+def _time(entry: tuple[float, Config]) -> float:
+    return entry[0]
 
 
 class _Skip(Exception):
@@ -140,27 +96,18 @@ class _Search:
         self.timer = timer
         self.on_progress = on_progress
         self.skipped: dict[str, int] = {}
+        self.times: list[tuple[float, Config]] = []
+        self.graphs: dict[int, GraphedCalls] = {}
 
     def run(self, candidates: list[Config]) -> Result:
-        problems = self._compile(candidates)
-        times: list[tuple[float, Config]] = []
-        graphs: dict[int, GraphedCalls] = {}
-        for index, config in enumerate(candidates):
-            try:
-                if problems[index] is not None:
-                    raise problems[index]
-                time_ms = self._quick_ms(config, graphs)
-            except Exception as error:
-                self._skip(config, error)
-            else:
-                times.append((time_ms, config))
-            if self.on_progress is not None:
-                best_ms = min((time_ms for time_ms, _ in times), default=math.nan)
-                self.on_progress(self.M, index + 1, len(candidates), best_ms)
-        measured = len(times)
+        self._look(candidates)
+        if self.timer is None:
+            leaders = [config for _, config in sorted(self.times, key=_time)[:_REFINED]]
+            self._look([refined for config in leaders for refined in refinements(config)])
+        times, measured = self.times, len(self.times)
         torch_call = self._rotation(lambda b: torch.mm(self.a, b, out=self.out))
         if self.timer is None:
-            times, torch_ms = self._final(times, graphs, GraphedCalls(torch_call))
+            times, torch_ms = self._final(GraphedCalls(torch_call))
         else:
             torch_ms = self.timer(torch_call)
         if not times:
@@ -170,11 +117,25 @@ class _Search:
                 f"None of {len(candidates)} candidates runs for M={self.M}, N={N}, K={K} in "
                 f"{self.a.dtype} on {self.a.device}: {counts}"
             )
-        tuned_ms, config = min(times, key=lambda entry: entry[0])
+        tuned_ms, config = min(times, key=_time)
         default_ms = next((ms for ms, config in times if config == self.default), math.nan)
         if tuned_ms > default_ms * (1 - _LEAST_GAIN):
             tuned_ms, config = default_ms, self.default
         return Result(self.M, config, default_ms, tuned_ms, torch_ms, measured, self.skipped)
+
+    def _look(self, candidates: list[Config]) -> None:
+        """A quick time of each candidate that runs and is right."""
+        problems = self._compile(candidates)
+        for index, (config, problem) in enumerate(zip(candidates, problems)):
+            try:
+                if problem is not None:
+                    raise problem
+                self.times.append((self._quick_ms(config), config))
+            except Exception as error:
+                self._skip(config, error)
+            if self.on_progress is not None:
+                best_ms = min((time_ms for time_ms, _ in self.times), default=math.nan)
+                self.on_progress(self.M, index + 1, len(candidates), best_ms)
 
     def _compile(self, candidates: list[Config]) -> list[Exception | None]:
         """Compile all candidates at once; for each what stands against it."""
@@ -196,32 +157,26 @@ class _Search:
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             return list(pool.map(compile_one, candidates))
 
-    def _quick_ms(self, config: Config, graphs: dict[int, GraphedCalls]) -> float:
+    def _quick_ms(self, config: Config) -> float:
         call = self._rotation(lambda b: kernels.launch_gemm_kernel(self.a, b, self.out, config))
         self._check(config)
         if self.timer is not None:
             time_ms = self.timer(call)
         else:
             graph = GraphedCalls(call)
-            graphs[id(config)] = graph
+            self.graphs[id(config)] = graph
             time_ms = min(graph.time_ms() for _ in range(3))
         if not (math.isfinite(time_ms) and time_ms > 0):
             raise _Skip(f"timed as {time_ms} ms")
         return time_ms
 
-    def _final(
-        self,
-        times: list[tuple[float, Config]],
-        graphs: dict[int, GraphedCalls],
-        torch_graph: GraphedCalls,
-    ) -> tuple[list[tuple[float, Config]], float]:
+    def _final(self, torch_graph: GraphedCalls) -> tuple[list[tuple[float, Config]], float]:
         """Medians of the finalists, the default among them, and of torch, from interleaved rounds."""
-        best_ms = min((time_ms for time_ms, _ in times), default=math.nan)
-        ranked = sorted(times, key=lambda entry: entry[0])
-        finalists = [config for time_ms, config in ranked if time_ms <= best_ms * _FINALIST_FACTOR]
-        finalists = finalists[:_FINALISTS]
+        ranked = sorted(self.times, key=_time)
+        close = [config for ms, config in ranked if ms <= ranked[0][0] * _FINALIST_FACTOR]
+        finalists = close[:_FINALISTS]
         finalists += [c for _, c in ranked if c == self.default and c not in finalists]
-        calls = [*(graphs[id(config)] for config in finalists), torch_graph]
+        calls = [*(self.graphs[id(config)] for config in finalists), torch_graph]
         *medians, torch_ms = map(statistics.median, interleaved_ms(calls, _FINAL_ROUNDS))
         return list(zip(medians, finalists)), torch_ms
 

@@ -19,9 +19,9 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from . import kernels, measure, search
+from .candidates import candidate_configs
 from .config import Config, default_config
 from .device import device_guard, device_name, device_properties, resolve_device
-from .search import candidate_configs
 from .tuned_file import REACH, TunedConfigs, read_mergeable, read_tuned_file, save_tuned_configs
 
 logger = logging.getLogger("gemm_triton_autotune")
@@ -372,7 +372,7 @@ def tune_gemm(
         weights = measure.make_weights(N, K, dtype, layout, device)
         for M in Ms:
             if given is None:
-                tried = candidate_configs(M, N, K, device_properties(device))
+                tried = candidate_configs(M, N, K, device_properties(device), layout)
             else:
                 default = default_config(M, N, K)
                 tried = [default, *(config for config in given if config != default)]

@@ -1,6 +1,7 @@
 """The kernel families and `launch_gemm_kernel`, the only way to run any of them.
 
-A family is one file, listed below and nowhere else. It has
+A family is one file, listed below and nowhere else (device code that not every Triton can import is in a
+second one, which only the family imports). It has
 
     NAME                               the `kernel` key of its entries
     PARAMETERS                         its upper-case keys and their ranges
@@ -18,10 +19,10 @@ import torch
 
 from ..config import DEFAULT_KERNEL, launch_options, validate_config
 from ..device import DeviceProperties, device_guard, device_properties
-from . import tiled
+from . import gemv, gluon, swap, tiled, tma
 from .launch import INTERPRETED, CompiledLaunch, is_aligned
 
-FAMILIES = {family.NAME: family for family in (tiled,)}
+FAMILIES = {family.NAME: family for family in (tiled, swap, gemv, tma, gluon)}
 
 
 def _family(config: Mapping[str, Any]) -> Any:
@@ -69,7 +70,8 @@ def launch_gemm_kernel(
     with device_guard(a.device):
         launch = _family(config).prepare(a, b, out, config)
         options = launch_options(config, device_properties(a.device).backend)
-        launch.kernel[launch.grid](*launch.operands(a, b, out), *launch.values, **options)
+        arguments = *launch.operands(a, b, out), *launch.values
+        launch.kernel[launch.grid](*arguments, **options, **launch.options)
     return out
 
 
@@ -88,9 +90,8 @@ def compile_kernel(
         launch = _family(config).prepare(a, b, out, config)
         backend = device_properties(a.device).backend
         arguments = *launch.operands(a, b, out), *launch.values
-        compiled = launch.kernel.warmup(
-            *arguments, grid=launch.grid, **launch_options(config, backend)
-        )
+        options = {**launch_options(config, backend), **launch.options}
+        compiled = launch.kernel.warmup(*arguments, grid=launch.grid, **options)
         if backend != "cuda" or not all(map(is_aligned, (a, b, out))):
             return None
         return CompiledLaunch(launch, compiled, a.device.index)

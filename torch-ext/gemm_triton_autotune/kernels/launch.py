@@ -26,6 +26,8 @@ class Launch(NamedTuple):
     grid: tuple[int, int, int]
     operands: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple]
     values: tuple
+    # Launch options of Triton that the family decides, beside those of the configuration.
+    options: dict[str, Any] = {}
 
 
 class CompiledLaunch:

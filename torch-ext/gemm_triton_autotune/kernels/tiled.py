@@ -16,6 +16,7 @@ import triton.language as tl
 from ..config import DEFAULT_KERNEL, IntRange, Parameter
 from ..device import DeviceProperties
 from .launch import Launch, cdiv, pointers, shared_memory_problem
+from .raster import grouped_tile
 
 NAME = DEFAULT_KERNEL
 
@@ -56,10 +57,11 @@ def _tiled_kernel(
 ):
     """out = a @ b; a (M, K), b (K, N), out (M, N).
 
-    A program computes one BLOCK_SIZE_M x BLOCK_SIZE_N tile of out. Programs are numbered so that
-    GROUP_SIZE_M tile rows share the columns of b that are in L2, as in Triton's tutorial 03
-    (https://triton-lang.org/main/getting-started/tutorials/03-matrix-multiplication.html).
+    A program computes one BLOCK_SIZE_M x BLOCK_SIZE_N tile of out.
     """
+    # A loop that may be empty gives the accumulator a second start value, and ptxas then waits after
+    # every single wgmma (its message C7515).
+    tl.assume(K > 0)
     if M_MULTIPLE_OF_16:
         # The same value, and the compiler sees that it is divisible (tl.multiple_of on an argument is lost).
         M = M // 16 * 16
@@ -67,14 +69,7 @@ def _tiled_kernel(
     # (x - 1) // y + 1 rounds up without the overflow that x + y - 1 has near 2**31.
     num_pid_m = (M - 1) // BLOCK_SIZE_M + 1
     num_pid_n = (N - 1) // BLOCK_SIZE_N + 1
-    pid = tl.program_id(0)
-    # No group is taller than the matrix, so its programs are never more than the grid has.
-    group_size = tl.minimum(num_pid_m, GROUP_SIZE_M)
-    programs_in_group = group_size * num_pid_n
-    first_pid_m = pid // programs_in_group * group_size
-    rows_in_group = tl.minimum(num_pid_m - first_pid_m, group_size)
-    pid_m = first_pid_m + pid % programs_in_group % rows_in_group
-    pid_n = pid % programs_in_group // rows_in_group
+    pid_m, pid_n = grouped_tile(tl.program_id(0), num_pid_m, num_pid_n, GROUP_SIZE_M)
 
     # 64 bits from here on: an index times a stride passes 2**31 elements in real batches.
     offs_m = pid_m.to(tl.int64) * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)

@@ -1,0 +1,300 @@
+"""The `gluon` family. It runs on Hopper only: without that GPU its rules are tested, and that it compiles."""
+
+import os
+import subprocess
+import sys
+
+import kernels
+import pytest
+import torch
+import triton
+
+gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
+gluon = gemm_kernel.kernels.gluon
+
+HOPPER = gemm_kernel.device.DeviceProperties(
+    backend="cuda", capability=(9, 0), multiprocessors=132, shared_memory=227 * 1024
+)
+# A deep ring for each tile; what fits is at most one stage more.
+STAGES = {
+    (64, 96): 10,
+    (64, 128): 8,
+    (64, 192): 6,
+    (64, 256): 5,
+    (64, 288): 5,
+    (64, 320): 4,
+    (128, 128): 6,
+    (128, 144): 6,
+    (128, 192): 5,
+    (128, 256): 4,
+    (128, 320): 3,
+    (192, 96): 5,
+    (192, 192): 4,
+    (256, 128): 4,
+}
+has_gluon = pytest.mark.skipif(gluon._IMPORT_PROBLEM is not None, reason=str(gluon._IMPORT_PROBLEM))
+hopper_only = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs a GPU of compute capability 9.0",
+)
+
+
+def make_config(block_m=64, block_n=96, **changes):
+    return {
+        "kernel": "gluon",
+        "BLOCK_SIZE_M": block_m,
+        "BLOCK_SIZE_N": block_n,
+        "BLOCK_SIZE_K": 64,
+        "GROUP_SIZE_M": 8,
+        "num_warps": 4,
+        "num_stages": STAGES.get((block_m, block_n), 2),
+        **changes,
+    }
+
+
+def make_operands(M, N, K, dtype=torch.float16, layout="NN", device="cpu"):
+    """a, b and an out of NaN, each in rows of a multiple of 16 bytes between rows of NaN."""
+
+    def matrix(rows, columns, scale):
+        width = (columns + 7) // 8 * 8 + 8
+        full = torch.full((rows + 2, width), float("nan"), dtype=dtype, device=device)
+        view = full[1 : rows + 1, :columns]
+        return view.copy_(torch.randn(rows, columns, device=device) * scale)
+
+    a = matrix(M, K, 1.0)
+    b = matrix(N, K, K**-0.5).t() if layout == "NT" else matrix(K, N, K**-0.5)
+    return a, b, matrix(M, N, float("nan"))
+
+
+def test_every_tile_is_listed_here():
+    assert set(STAGES) == set(gluon._TILES)
+
+
+@has_gluon
+@pytest.mark.skipif(gluon.INTERPRETED, reason="refused in the interpreter")
+@pytest.mark.parametrize("size", STAGES)
+@pytest.mark.parametrize("in_registers", [0, 1])
+def test_every_tile_is_accepted(size, in_registers):
+    config = make_config(*size, A_IN_REGISTERS=in_registers)
+    assert gemm_kernel.kernels.config_problem(config, HOPPER) is None
+
+
+@pytest.mark.parametrize("size", STAGES)
+def test_every_tile_is_valid_without_a_device(size):
+    assert gemm_kernel.kernels.config_problem(make_config(*size)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 160}, "no 64x160 tile"),
+        ({"BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256}, "no 256x256 tile"),
+        ({"BLOCK_SIZE_M": 32}, "BLOCK_SIZE_M must be from"),
+        ({"BLOCK_SIZE_K": 128}, "BLOCK_SIZE_K must be from"),
+        ({"A_IN_REGISTERS": 2}, "A_IN_REGISTERS must be from"),
+        ({"A_IN_REGISTERS": True}, "A_IN_REGISTERS must be an integer"),
+        ({"SPLIT_K": 2}, "SPLIT_K is not a key"),
+        ({"num_warps": 8}, "num_warps must be 4"),
+        ({"num_stages": 1}, "num_stages must be at least 2"),
+        ({"maxnreg": 128}, "maxnreg must be absent"),
+    ],
+)
+def test_bad_config_is_refused(changes, reason):
+    assert reason in gemm_kernel.kernels.config_problem(make_config(**changes))
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        HOPPER._replace(capability=(8, 9)),
+        HOPPER._replace(capability=(10, 0)),
+        HOPPER._replace(capability=(12, 0)),
+        HOPPER._replace(backend="rocm", capability=None),
+        HOPPER._replace(backend="xpu", capability=None),
+        HOPPER._replace(backend="cpu", capability=None),
+    ],
+)
+def test_other_devices_are_refused(properties):
+    assert "9.0" in gemm_kernel.kernels.config_problem(make_config(), properties)
+
+
+@has_gluon
+@pytest.mark.skipif(gluon.INTERPRETED, reason="refused in the interpreter")
+def test_too_much_shared_memory_is_refused():
+    config = make_config(128, 256, num_stages=5)
+    assert "shared memory" in gemm_kernel.kernels.config_problem(config, HOPPER)
+
+
+@pytest.mark.skipif(not gluon.INTERPRETED, reason="needs TRITON_INTERPRET=1")
+def test_interpreter_is_refused():
+    assert gemm_kernel.kernels.config_problem(make_config(), HOPPER) is not None
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+def test_aligned_operands_are_accepted(layout):
+    for M, N, K in ((1, 8, 8), (17, 33, 19), (64, 96, 64)):
+        operands = make_operands(M, N, K, layout=layout)
+        assert gemm_kernel.kernels.operand_problem(make_config(), *operands) is None
+
+
+def test_stride_of_a_single_row_does_not_matter():
+    a, b, out = make_operands(1, 40, 24)
+    a, out = a.as_strided((1, 24), (3, 1)), out.as_strided((1, 40), (5, 1))
+    assert gemm_kernel.kernels.operand_problem(make_config(), a, b, out) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda a, b, out: (a.t().contiguous().t(), b, out), "a must be contiguous"),
+        (lambda a, b, out: (a, b, out.t().contiguous().t()), "out must be contiguous"),
+        (lambda a, b, out: (a, b.repeat_interleave(2, 1)[:, ::2], out), "b must be contiguous"),
+        (lambda a, b, out: (a[:, 1:], b[1:], out), "a must start"),
+        (lambda a, b, out: (a, b[:, 1:], out[:, 1:]), "b must start"),
+        (lambda a, b, out: (torch.randn(64, 60)[:, :24], b[:24], out), "rows of a"),
+        (lambda a, b, out: (a[:1].expand(64, -1), b, out), "rows of a"),
+    ],
+)
+def test_operands_that_tma_cannot_address_are_refused(change, reason):
+    operands = change(*make_operands(64, 96, 64))
+    assert reason in gemm_kernel.kernels.operand_problem(make_config(), *operands)
+
+
+# What a launch does, up to the launch: Triton is told of a Hopper that is not there.
+_COMPILE = """
+import sys
+import kernels, torch, triton
+from triton.backends.compiler import GPUTarget
+
+class Hopper:
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = get_current_stream = staticmethod(lambda *device: 0)
+    get_device_capability = staticmethod(lambda *device: (9, 0))
+
+triton.runtime.driver.set_active(Hopper())
+gluon = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1).kernels.gluon
+for index, ((block_m, block_n), stages) in enumerate(eval(sys.argv[1]).items()):
+    config = dict(BLOCK_SIZE_M=block_m, BLOCK_SIZE_N=block_n, BLOCK_SIZE_K=64, GROUP_SIZE_M=8,
+                  num_warps=4, num_stages=stages, A_IN_REGISTERS=index // 2 % 2)
+    a, b, out = torch.empty(3, 64, 64, dtype=(torch.float16, torch.bfloat16)[index // 4 % 2])
+    b = b.t() if index % 2 else b
+    launch = gluon.prepare(a, b, out, config)
+    compiled = launch.kernel.warmup(*launch.operands(a, b, out), *launch.values, grid=launch.grid,
+                                    num_warps=4, num_stages=stages)
+    spare = gluon.shared_memory(config) - compiled.metadata.shared
+    assert 0 <= spare < 1024, (config, spare)
+    assert "wgmma.mma_async" in compiled.asm["ptx"]
+    assert gluon.shared_memory(config) <= 227 * 1024, config
+print("compiled", index + 1)
+"""
+
+
+@has_gluon
+def test_every_tile_compiles_and_needs_the_shared_memory_that_is_claimed():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    result = subprocess.run(
+        [sys.executable, "-c", _COMPILE, repr(STAGES)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert f"compiled {len(STAGES)}" in result.stdout, result.stderr
+
+
+def launch(a, b, out, config):
+    properties = gemm_kernel.device.device_properties(a.device)
+    assert gemm_kernel.kernels.config_problem(config, properties) is None
+    assert gemm_kernel.kernels.operand_problem(config, a, b, out) is None
+    return gemm_kernel.kernels.launch_gemm_kernel(a, b, out, config)
+
+
+def assert_right(a, b, out):
+    exact = a.double() @ b.double()
+    bound = 2 * (exact.to(out.dtype).double() - exact).abs().max() + 1e-5
+    assert (out.double() - exact).abs().max() <= bound
+
+
+@pytest.mark.gpu
+@hopper_only
+@has_gluon
+@pytest.mark.parametrize(
+    ("layout", "dtype"), [("NN", torch.float16), ("NT", torch.float16), ("NT", torch.bfloat16)]
+)
+@pytest.mark.parametrize("in_registers", [0, 1])
+@pytest.mark.parametrize("size", STAGES)
+def test_ragged_product_is_right_and_repeats(size, in_registers, layout, dtype):
+    config = make_config(*size, A_IN_REGISTERS=in_registers)
+    for M, N, K in (
+        (1, 40, 8),  # less than a tile, less than a k step
+        (130, 203, 77),  # odd sizes in aligned rows
+        (333, 1000, 1032),  # a ring that wraps
+        (2000, 6150, 130),  # several tiles for each CTA, fewer k steps than stages
+        (1100, 6200, 520),  # several tiles for each CTA, which begin at different stages
+    ):
+        a, b, out = make_operands(M, N, K, dtype, layout, "cuda")
+        assert_right(a, b, launch(a, b, out, config))
+        first = out.clone()
+        assert torch.equal(first, launch(a, b, out.fill_(float("nan")), config))
+
+
+@pytest.mark.gpu
+@hopper_only
+@has_gluon
+def test_rows_outside_of_out_stay_untouched():
+    a, b, _ = make_operands(100, 200, 128, device="cuda")
+    full = torch.full((300, 400), 7.0, dtype=a.dtype, device="cuda")
+    launch(a, b, full[:100, :200], make_config(192, 192))
+    assert (full[100:] == 7).all()
+    assert (full[:, 200:] == 7).all()
+
+
+@pytest.mark.gpu
+@hopper_only
+@has_gluon
+def test_nan_stays_in_its_row():
+    a, b, out = make_operands(100, 200, 100, device="cuda")
+    a[3, 99] = float("nan")
+    launch(a, b, out, make_config(128, 320, A_IN_REGISTERS=1))
+    assert out[3].isnan().all()
+    assert out.isnan().sum() == 200
+
+
+@pytest.mark.gpu
+@hopper_only
+@has_gluon
+def test_one_launch_serves_other_tensors_of_the_same_form():
+    config = make_config(128, 256)
+    a, b, out = make_operands(300, 512, 256, device="cuda")
+    prepared = gluon.prepare(a, b, out, config)
+    for _ in range(2):
+        a, b, out = make_operands(300, 512, 256, device="cuda")
+        prepared.kernel[prepared.grid](
+            *prepared.operands(a, b, out), *prepared.values, num_warps=4, num_stages=4
+        )
+        assert_right(a, b, out)
+
+
+@pytest.mark.gpu
+@hopper_only
+@has_gluon
+def test_new_sizes_are_no_new_compile():
+    config = make_config(64, 128)
+    compiled = set()
+    for M, N, K in ((1, 8, 8), (16, 128, 64), (333, 1000, 1032)):
+        a, b, out = make_operands(M, N, K, device="cuda")
+        prepared = gluon.prepare(a, b, out, config)
+        compiled.add(
+            prepared.kernel.warmup(
+                *prepared.operands(a, b, out),
+                *prepared.values,
+                grid=prepared.grid,
+                num_warps=4,
+                num_stages=8,
+            ).hash
+        )
+    assert len(compiled) == 1
+
+
+def test_version_bounds_match_what_is_installed():
+    supported = (3, 6) <= tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
+    assert supported or gluon._IMPORT_PROBLEM is not None

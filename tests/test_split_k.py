@@ -1,0 +1,290 @@
+"""Split-K's scratch: nobody shares it, nothing has to clear it, and it does not grow."""
+
+import gc
+import json
+import threading
+
+import kernels
+import pytest
+import torch
+
+from .exact import assert_product
+
+gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
+launch_gemm_kernel = gemm_kernel.kernels.launch_gemm_kernel
+counters = gemm_kernel.kernels.counters
+split_k = gemm_kernel.kernels.split_k
+
+# Few tiles and many parts: two launches have room on a GPU at once, and each is long.
+SWAP = {
+    "kernel": "swap",
+    "BLOCK_SIZE_M": 16,
+    "BLOCK_SIZE_N": 64,
+    "BLOCK_SIZE_K": 64,
+    "GROUP_SIZE_M": 1,
+    "num_warps": 4,
+    "num_stages": 4,
+    "SPLIT_K": 13,
+}
+GEMV = {**SWAP, "kernel": "gemv", "BLOCK_SIZE_M": 1, "BLOCK_SIZE_K": 32, "SPLIT_K": 16}
+
+
+@pytest.fixture
+def counters_of(monkeypatch):
+    """Counters as a CUDA device gives them, for a stream and a capture of the test's choice."""
+    device = torch.device("cuda", 0)
+    reserve = torch.zeros(counters._RESERVED_COUNTERS, dtype=torch.int32)
+    fallback = torch.zeros(0, dtype=torch.int32)
+    monkeypatch.setattr(counters, "_zeroed_counters", lambda device: reserve)
+    monkeypatch.setattr(counters, "_reserves", {})
+    monkeypatch.setattr(counters, "_owned", {})
+    monkeypatch.setattr(torch, "zeros", lambda *size, **options: fallback)
+
+    def get(count, stream=7, capture=0):
+        monkeypatch.setattr(
+            counters, "_owner", lambda device: None if capture is None else (0, stream, capture)
+        )
+        given = counters.get_counters(device, count)
+        return None if given is fallback else given
+
+    return get
+
+
+def test_owners_have_counters_apart(counters_of):
+    owners = [(7, 0), (8, 0), (7, 1), (7, 2), (8, 2)]
+    slices = [counters_of(40, *owner) for owner in owners]
+    starts = [given.storage_offset() for given in slices]
+    # aligned as a compiled kernel takes every tensor to be
+    assert all(start % 4 == 0 for start in starts)
+    for given, following in zip(slices, starts[1:]):
+        assert given.numel() >= 40
+        assert given.storage_offset() + given.numel() <= following
+    again = [counters_of(33, *owner).storage_offset() for owner in owners]
+    assert again == starts
+
+
+def test_a_larger_launch_takes_more(counters_of):
+    small, large = counters_of(10), counters_of(1000)
+    assert large.numel() >= 1000
+    assert large.storage_offset() >= small.storage_offset() + small.numel()
+    assert counters_of(10).storage_offset() == large.storage_offset()
+
+
+def test_a_capture_makes_no_reserve(counters_of):
+    assert counters_of(10, capture=1) is None
+    assert counters_of(10, capture=0) is not None
+    assert counters_of(10, capture=1) is not None
+    assert counters_of(10, capture=None) is None
+
+
+def test_the_reserve_ends(counters_of):
+    first = counters_of(10)
+    slices = counters._RESERVED_COUNTERS // counters.MAX_COUNTERS
+    for capture in range(1, slices):
+        assert counters_of(counters.MAX_COUNTERS, capture=capture) is not None
+    assert counters_of(counters.MAX_COUNTERS, capture=slices) is None
+    assert counters_of(10).storage_offset() == first.storage_offset()
+
+
+def test_a_whole_launch_has_no_scratch():
+    a = torch.empty(1, 1)
+    assert split_k.operands(1, 8, 1024)(a, a, a)[3:] == (None, None)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 5, 16, 17, 33])
+@pytest.mark.parametrize("parts", [1, 2, 3, 16])
+def test_every_k_is_in_one_part(device, blocks, parts):
+    # K = ones: an element of out counts the k that were summed.
+    config = {**SWAP, "BLOCK_SIZE_K": 32, "SPLIT_K": parts}
+    K = 32 * blocks - 5
+    a = torch.ones(2, K, dtype=torch.float16, device=device)
+    b = torch.ones(K, 3, dtype=torch.float16, device=device)
+    out = launch_gemm_kernel(a, b, a.new_empty(2, 3), config)
+    assert torch.equal(out, torch.full_like(out, K))
+
+
+class Work:
+    """A split launch on operands of its own, and the bits it has to give."""
+
+    def __init__(self, config, N, device):
+        M = 16 if config["kernel"] == "swap" else 1
+        self.config = config
+        self.a = torch.randn(M, 8192, dtype=torch.float16, device=device)
+        self.b = torch.randn(8192, N, dtype=torch.float16, device=device)
+        self.out = self.a.new_full((M, N), torch.nan)
+        self.expected = launch_gemm_kernel(self.a, self.b, self.out.clone(), config)
+        assert_product(self.expected, self.a, self.b)
+        self.wrong = torch.zeros((), dtype=torch.int64, device=device)
+
+    def step(self):
+        self.out.fill_(torch.nan)
+        launch_gemm_kernel(self.a, self.b, self.out, self.config)
+        self.wrong += (self.out != self.expected).sum()
+
+
+def _needs_cuda(device):
+    if device.type != "cuda":
+        pytest.skip("streams and graphs of CUDA")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [SWAP, GEMV], ids=["swap", "gemv"])
+def test_streams_do_not_share_scratch(device, config):
+    _needs_cuda(device)
+    works = [Work(config, 256, device) for _ in range(4)]
+    streams = [torch.cuda.Stream(device) for _ in works]
+    torch.cuda.synchronize(device)
+    for _ in range(200):
+        for work, stream in zip(works, streams):
+            with torch.cuda.stream(stream):
+                work.step()
+    torch.cuda.synchronize(device)
+    assert [work.wrong.item() for work in works] == [0] * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [SWAP, GEMV], ids=["swap", "gemv"])
+def test_threads_do_not_share_scratch(device, config):
+    _needs_cuda(device)
+    works = [Work(config, 256, device) for _ in range(4)]
+    # Two threads on a stream of their own, two together on one stream.
+    shared = torch.cuda.Stream(device)
+    streams = [torch.cuda.Stream(device), torch.cuda.Stream(device), shared, shared]
+    torch.cuda.synchronize(device)
+
+    def repeat(work, stream):
+        with torch.cuda.stream(stream):
+            for _ in range(200):
+                work.step()
+
+    threads = [threading.Thread(target=repeat, args=pair) for pair in zip(works, streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize(device)
+    assert [work.wrong.item() for work in works] == [0] * 4
+
+
+def _capture(work, launches):
+    # Every capture is on the one stream that torch keeps for it.
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(launches):
+            work.step()
+    return graph
+
+
+def _replay_at_once(works, graphs, times):
+    streams = [torch.cuda.Stream() for _ in graphs]
+    torch.cuda.synchronize()
+    for _ in range(times):
+        for stream, graph in zip(streams, graphs):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        # Eager launches beside them.
+        works[-1].step()
+    torch.cuda.synchronize()
+    return [work.wrong.item() for work in works]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [SWAP, GEMV], ids=["swap", "gemv"])
+def test_graphs_do_not_share_scratch(device, config):
+    _needs_cuda(device)
+    works = [Work(config, 192, device) for _ in range(4)]
+    graphs = [_capture(work, launches=10) for work in works[:-1]]
+    assert _replay_at_once(works, graphs, times=300) == [0] * 4
+
+
+@pytest.mark.gpu
+def test_it_goes_on_without_a_reserve(device, monkeypatch):
+    _needs_cuda(device)
+    works = [Work(SWAP, 192, device) for _ in range(3)]
+    monkeypatch.setattr(counters, "_owned", {})
+    monkeypatch.setattr(counters._reserves[device.index], "_used", counters._RESERVED_COUNTERS)
+    graphs = [_capture(work, launches=10) for work in works[:-1]]
+    assert _replay_at_once(works, graphs, times=100) == [0] * 3
+    assert counters._owned == {}
+
+
+@pytest.mark.gpu
+def test_a_graph_takes_counters_once(device):
+    _needs_cuda(device)
+    if torch.version.hip:
+        pytest.skip(
+            "ROCm does not tell captures apart, so launches in them clear their own counters"
+        )
+    work = Work(SWAP, 192, device)
+    used = []
+    for launches in (1, 50, 50):
+        _capture(work, launches)
+        used.append(counters._reserves[device.index]._used)
+    assert used[2] - used[1] == used[1] - used[0] == counters._LINE
+
+
+@pytest.mark.gpu
+def test_branches_of_one_graph_do_not_share_scratch(device):
+    _needs_cuda(device)
+    works = [Work(SWAP, 192, device) for _ in range(2)]
+    graph = torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream(device)
+    with torch.cuda.graph(graph):
+        side.wait_stream(torch.cuda.current_stream())
+        for _ in range(10):
+            works[0].step()
+            with torch.cuda.stream(side):
+                works[1].step()
+        torch.cuda.current_stream().wait_stream(side)
+    for _ in range(300):
+        graph.replay()
+    torch.cuda.synchronize(device)
+    assert [work.wrong.item() for work in works] == [0, 0]
+
+
+@pytest.mark.gpu
+def test_memory_does_not_grow(device):
+    _needs_cuda(device)
+    work = Work(SWAP, 192, device)
+    gc.collect()
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream(device)]
+
+    def repeat(times):
+        for _ in range(times):
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    launch_gemm_kernel(work.a, work.b, work.out, SWAP)
+        torch.cuda.synchronize(device)
+        return (
+            torch.cuda.memory_allocated(device),
+            torch.cuda.memory_reserved(device),
+            counters._reserves[device.index]._used,
+        )
+
+    assert repeat(3) == repeat(1000)
+
+
+@pytest.mark.gpu
+def test_counters_are_left_at_zero(device):
+    _needs_cuda(device)
+    for config in (SWAP, GEMV):
+        work = Work(config, 300, device)
+        _capture(work, launches=2).replay()
+    torch.cuda.synchronize(device)
+    assert counters._reserves[device.index]._counters.count_nonzero() == 0
+
+
+@pytest.mark.gpu
+def test_torch_compile_with_cuda_graphs(device, tuned_dir, monkeypatch):
+    # What is kept must not come from the pool that a compiled function warms up in.
+    _needs_cuda(device)
+    monkeypatch.setattr(counters, "_reserves", {})
+    monkeypatch.setattr(counters, "_owned", {})
+    name = gemm_kernel.tuning.config_file_name(192, 8192, device, "NN")
+    (tuned_dir / name).write_text(json.dumps({"16": SWAP}))
+    a = torch.randn(16, 8192, dtype=torch.float16, device=device)
+    b = torch.randn(8192, 192, dtype=torch.float16, device=device)
+    compiled = torch.compile(lambda a, b: gemm_kernel.gemm(a, b), mode="reduce-overhead")
+    for _ in range(5):
+        assert_product(compiled(a, b).clone(), a, b)
+    assert counters._reserves

@@ -1,0 +1,280 @@
+"""Which configurations the tuner measures for a problem: a list for each kernel family.
+
+A list holds tiles that won somewhere on an H200, or that published work favours; what cannot run on the
+device, or only computes padding for the problem, is left out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from . import kernels
+from .config import Config, default_config
+from .device import DeviceProperties
+from .kernels.launch import cdiv
+
+# Where torch does not tell: as many multiprocessors as an H200 has.
+_MULTIPROCESSORS = 132
+
+# (BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages). Few rows are bound by memory and want
+# many loads in flight: deep K and many stages; many rows want a large tile.
+_TILED = [
+    *[(16, n, k, 4, s) for n in (32, 64, 128) for k, s in ((64, 5), (128, 3), (128, 5), (256, 3))],
+    *[(16, n, 256, w, 4) for n in (16, 32) for w in (2, 4)],
+    *[(32, n, k, 4, s) for n in (32, 64, 128) for k, s in ((64, 5), (128, 3), (128, 5))],
+    *[(64, n, k, 4, s) for n in (32, 64, 128, 256) for k, s in ((64, 3), (64, 5), (128, 3))],
+    *[(128, n, 64, w, s) for n in (64, 128) for w, s in ((4, 3), (4, 5), (8, 4))],
+    *[(128, n, 128, 8, 3) for n in (64, 128)],
+    *[(m, n, k, 8, s) for m, n in ((128, 256), (256, 128)) for k, s in ((32, 4), (64, 3), (64, 4))],
+    # what fits where shared memory is small
+    *[(128, n, 32, w, s) for n in (64, 128) for w, s in ((4, 3), (4, 4), (8, 3))],
+    *[(m, 64, 32, 4, s) for m in (32, 64) for s in (3, 5)],
+    (16, 128, 32, 4, 3),
+]
+
+# Where the other families serve, on Hopper with sizes that TMA takes, few of these can still win.
+_TILED_ON_HOPPER = [
+    *[(16, n, 256, 4, 4) for n in (16, 32)],
+    (32, 32, 128, 4, 5),
+    *[(64, n, 128, 4, 3) for n in (32, 64)],
+    (64, 128, 64, 4, 5),
+    (128, 128, 64, 4, 3),
+    (128, 256, 64, 8, 3),
+]
+
+# Values of SPLIT_K; each one is a compile of its own.
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+# (BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages)
+_SWAP = [
+    *[(64, k, 4, s) for k, s in ((64, 8), (128, 4), (128, 6), (256, 4))],
+    *[(128, k, 4, s) for k, s in ((64, 4), (64, 6), (128, 3), (128, 4))],
+]
+_GEMV = [
+    (1, 1024, 4, 1),
+    (1, 2048, 8, 1),
+    *[(2, 1024, 4, s) for s in (1, 2)],
+    *[(4, 512, 4, s) for s in (1, 3)],
+]
+# (BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages): one program a tile
+_TMA = [
+    *[(64, 64, 128, 4, s) for s in (4, 6)],
+    *[(64, 128, k, 4, s) for k, s in ((64, 8), (128, 4))],
+    *[(64, n, 64, 4, s) for n, s in ((192, 6), (256, 5), (288, 4), (320, 4))],
+    *[(128, 128, 64, w, s) for w, s in ((4, 3), (8, 6))],
+    *[(128, n, 64, 8, s) for n, s in ((192, 5), (256, 3), (256, 4), (320, 3))],
+    (256, 128, 64, 8, 4),
+]
+# The same and EPILOGUE_SUBTILE: a program takes several tiles
+_TMA_PERSISTENT = [
+    *[(128, 256, 64, 8, s, subtile) for s, subtile in ((3, 1), (4, 2))],
+    (256, 128, 64, 8, 4, 2),
+    (128, 128, 64, 8, 5, 1),
+]
+# Split along K where there are few tiles
+_TMA_SPLIT = [(64, 64, 128, 4, 4), (64, 128, 64, 4, 5), (128, 64, 64, 4, 5), (128, 128, 64, 8, 4)]
+# Swapped: (BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps); all rows of a in one tile, or in two
+_TMA_SWAP = [(64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8)]
+_TMA_SWAP_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 288, 320, 384)
+# (BLOCK_SIZE_M, BLOCK_SIZE_N, num_stages, A_IN_REGISTERS)
+_GLUON = [
+    *[(64, n, s, 0) for n, s in ((96, 10), (128, 8), (192, 6), (256, 5), (288, 5), (320, 4))],
+    *[(128, n, s, 0) for n, s in ((128, 6), (192, 5), (256, 4))],
+    *[(128, n, s, 1) for n, s in ((144, 6), (256, 4), (320, 3))],
+    *[(192, n, s, 1) for n, s in ((96, 5), (192, 4))],
+    (256, 128, 4, 0),
+]
+# Of the large tiles, those that the model finds within this factor of its best, and of them (least, most). The
+# model says little where memory is the bound, so a few stay in any case.
+_MODEL_FACTOR = 1.25
+_MODEL_KEEPS = {"tma": (6, 12), "gluon": (4, 7)}
+
+
+def candidate_configs(
+    M: int | None = None,
+    N: int | None = None,
+    K: int | None = None,
+    properties: DeviceProperties | None = None,
+    layout: str | None = None,
+) -> list[Config]:
+    """The configurations worth measuring for (M, N, K) on such a device, the default first.
+
+    What is None does not narrow them.
+    """
+    found = [] if None in (M, N, K) else [default_config(M, N, K)]
+    for config in _all(M, N, K, properties, layout):
+        # A tile twice as large as the problem on one side only computes padding.
+        sides = (("M", M, 16), ("N", N, 64), ("K", K, 64))
+        if config.get("SWAP"):
+            sides = sides[1:]  # its rows are chosen by M
+        wasteful = any(
+            size is not None and config[f"BLOCK_SIZE_{side}"] >= 2 * max(size, least)
+            for side, size, least in sides
+        )
+        if not (wasteful or config in found or kernels.config_problem(config, properties)):
+            found.append(config)
+    return found
+
+
+def _all(
+    M: int | None,
+    N: int | None,
+    K: int | None,
+    properties: DeviceProperties | None,
+    layout: str | None,
+) -> Iterator[Config]:
+    multiprocessors = (properties and properties.multiprocessors) or _MULTIPROCESSORS
+    on_hopper = properties is not None and properties.capability == (9, 0)
+    has_tma = on_hopper and N is not None and K is not None and N % 8 == K % 8 == 0
+    for block_m, block_n, block_k, num_warps, num_stages in _TILED_ON_HOPPER if has_tma else _TILED:
+        # 256 and more rows never fill up with a tile made for a few.
+        if M is None or M < 256 or block_m >= 64:
+            yield _config("tiled", block_m, block_n, block_k, num_warps, num_stages)
+    if M is None or M <= 64:
+        block_m = next((size for size in (16, 32) if M is not None and size >= M), 64)
+        for tile in _SWAP:
+            for split_k in _splits(M, N, K, block_m, tile, multiprocessors, properties):
+                yield _config("swap", block_m, *tile, SPLIT_K=split_k)
+    if M is None or M <= 768:
+        yield from _tma_swap(M, N, K, multiprocessors, properties)
+    if M in (1, None):
+        for tile in _GEMV if layout != "NN" else ():
+            yield _config("gemv", 1, *tile)
+    if M is None or M > 32:
+        tma = [_config("tma", *tile) for tile in _TMA]
+        tma += [
+            _config("tma", *tile, PERSISTENT=1, EPILOGUE_SUBTILE=subtile)
+            for *tile, subtile in _TMA_PERSISTENT
+            if None in (M, N, K) or cdiv(M, tile[0]) * cdiv(N, tile[1]) > multiprocessors
+        ]
+        yield from _best_by_model(tma, M, N, K, multiprocessors)
+        if M is None or M <= 512:
+            for tile in _TMA_SPLIT:
+                block_m, *rest = tile
+                for split_k in _splits(M, N, K, block_m, tuple(rest), multiprocessors, properties):
+                    if split_k > 1:
+                        yield _config("tma", *tile, SPLIT_K=split_k)
+        gluon = [
+            _config("gluon", block_m, block_n, 64, 4, num_stages, A_IN_REGISTERS=in_registers)
+            for block_m, block_n, num_stages, in_registers in _GLUON
+        ]
+        yield from _best_by_model(gluon, M, N, K, multiprocessors)
+
+
+def _tma_swap(
+    M: int | None,
+    N: int | None,
+    K: int | None,
+    multiprocessors: int,
+    properties: DeviceProperties | None,
+) -> Iterator[Config]:
+    wanted = (16, 96) if M is None else (M, cdiv(M, 2)) if M > 96 else (M,)
+    fitting = {next((rows for rows in _TMA_SWAP_ROWS if rows >= size), 0) for size in wanted} - {0}
+    limit = (properties and properties.shared_memory) or 232448
+    for block_m in sorted(fitting):
+        for block_n, block_k, num_warps in _TMA_SWAP:
+            stage = (block_m + block_n) * block_k * 2
+            # As many stages as fit one program on a multiprocessor, and as fit two.
+            for num_stages in {min(8, (limit // programs - 1536) // stage) for programs in (1, 2)}:
+                if num_stages < 3:
+                    continue
+                tile = (block_n, block_k, num_warps, num_stages)
+                for split_k in _splits(M, N, K, block_m, tile, multiprocessors, properties):
+                    yield _config("tma", block_m, *tile, SWAP=1, SPLIT_K=split_k)
+
+
+def refinements(config: Config) -> list[Config]:
+    """What is worth a try with a configuration that is among the best: the same, launched early."""
+    if config.get("kernel") in ("swap", "gemv", "tma") and not config.get("PERSISTENT"):
+        return [{**config, "PDL": 1}]
+    return []
+
+
+def _best_by_model(
+    configs: list[Config], M: int | None, N: int | None, K: int | None, multiprocessors: int
+) -> list[Config]:
+    if None in (M, N, K):
+        return configs
+    ranked = sorted(
+        (tile_time_us(config, M, N, K, multiprocessors), i) for i, config in enumerate(configs)
+    )
+    limit_us = ranked[0][0][0] * _MODEL_FACTOR
+    least, most = _MODEL_KEEPS[configs[0]["kernel"]]
+    close = sum(time_us <= limit_us for (time_us, _), _ in ranked)
+    return [configs[i] for _, i in ranked[: max(least, min(close, most))]]
+
+
+def tile_time_us(
+    config: Config, M: int, N: int, K: int, multiprocessors: int
+) -> tuple[float, float]:
+    """Microseconds by a work model of Hopper, and, to decide between equals, loads for an element of out.
+
+    The unit is 64 x 64 of out: a step of 64 along K costs a program about 85 ns a unit, and no less than
+    its tile takes from L2. Then whole waves count, and never less than memory takes (measured on an H200,
+    2026-11-29; Triton 3.6.0, bfloat16).
+    """
+    block_m, block_n = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
+    waves = cdiv(cdiv(M, block_m) * cdiv(N, block_n), multiprocessors)
+    # A part of 32 columns costs the tensor cores as much as one of 48.
+    columns = block_n + (16 if block_n % 64 else 0)
+    step_us = max(block_m * columns / 4096 * 0.085, (block_m + block_n) * 128 / 109e3)
+    memory_us = 2 * (M * K + N * K + M * N) / 4.3e6
+    return max(waves * step_us * cdiv(K, 64), memory_us) + 3, 1 / block_m + 1 / block_n
+
+
+# What a key means where it is absent: such a value is not written.
+_ABSENT = {
+    "SPLIT_K": 1,
+    "PERSISTENT": 0,
+    "EPILOGUE_SUBTILE": 1,
+    "A_IN_REGISTERS": 0,
+    "SWAP": 0,
+}
+
+
+def _config(
+    kernel: str,
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    num_warps: int,
+    num_stages: int,
+    **more: int,
+) -> Config:
+    config = {
+        "BLOCK_SIZE_M": block_m,
+        "BLOCK_SIZE_N": block_n,
+        "BLOCK_SIZE_K": block_k,
+        "GROUP_SIZE_M": 8,
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+    }
+    # As the upstream example writes its entries: what is absent has its default.
+    if kernel != "tiled":
+        config = {"kernel": kernel, **config}
+    return {**config, **{key: value for key, value in more.items() if value != _ABSENT[key]}}
+
+
+def _splits(
+    M: int | None,
+    N: int | None,
+    K: int | None,
+    block_m: int,
+    tile: tuple[int, int, int, int],
+    multiprocessors: int,
+    properties: DeviceProperties | None,
+) -> list[int]:
+    """Values of SPLIT_K that put one, two, three or as many programs as fit on each multiprocessor."""
+    if None in (M, N, K):
+        return [1, 3]
+    block_n, block_k, _, num_stages = tile
+    shared = num_stages * (block_m + block_n) * block_k * 2
+    limit = (properties and properties.shared_memory) or shared
+    resident = max(1, min(4, limit // (shared + 1024)))
+    tiles = cdiv(M, block_m) * cdiv(N, block_n)
+    blocks = cdiv(K, block_k)
+    # A part of at least three blocks, or its pipeline never fills; and partial sums, written and read in
+    # float32, of at most half the bytes of b.
+    most = min(16, blocks // 3, K // (8 * block_m))
+    wanted = {programs * multiprocessors // tiles for programs in (1, 2, 3, resident, 2 * resident)}
+    most_used = [max(value for value in _SPLITS if value <= max(split, 1)) for split in wanted]
+    return sorted({1, *(split for split in most_used if split <= most)})

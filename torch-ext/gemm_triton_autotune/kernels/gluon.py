@@ -1,0 +1,183 @@
+"""The `gluon` family: warp-specialised, persistent tiles for Hopper, some of them no powers of two.
+
+Plain Triton has neither tiles of 192 rows nor a loader that runs ahead across tile borders. Both keep the
+last wave of programs full where cuBLAS does, so this family is for many rows and for sizes that powers of
+two divide badly. Its device code, and the order of its barriers, is in `gluon_kernel.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from ..config import IntRange, Parameter
+from ..device import DeviceProperties, device_properties
+from .descriptor import descriptor_problem, row_stride
+from .launch import INTERPRETED, Launch, cdiv, shared_memory_problem
+
+# Gluon is experimental, and each release renames something: no version that was not compiled is taken.
+try:
+    if not (3, 6) <= tuple(map(int, re.findall(r"\d+", triton.__version__)[:2])) <= (3, 9):
+        raise ImportError(f"Triton {triton.__version__} is not one of 3.6 to 3.9")
+    from triton.experimental.gluon.language import NVMMASharedLayout
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from .gluon_kernel import gluon_gemm_kernel
+except ImportError as error:
+    _IMPORT_PROBLEM = f"needs Triton's Gluon: {error}"
+else:
+    _IMPORT_PROBLEM = None
+
+NAME = "gluon"
+
+PARAMETERS = {
+    # the whole tile, one of _TILES
+    "BLOCK_SIZE_M": Parameter(IntRange(64, 256)),
+    "BLOCK_SIZE_N": Parameter(IntRange(96, 320)),
+    # 64 elements are the 128 bytes of a swizzled row of shared memory
+    "BLOCK_SIZE_K": Parameter(IntRange(64, 64)),
+    "GROUP_SIZE_M": Parameter(IntRange(1, 1 << 20)),
+    # 1: a goes to wgmma through registers, which saves shared memory bandwidth where a tile has two parts
+    "A_IN_REGISTERS": Parameter(IntRange(0, 1), default=0),
+}
+
+# A consumer is one warpgroup; the compiler adds those of the further consumers and the loader's warp.
+_NUM_WARPS = 4
+
+
+class _Tile(NamedTuple):
+    """How a tile is shared out: its rows among ``consumers``, its columns between one or two wgmma."""
+
+    consumers: int
+    part_1: int
+    part_2: int
+    staging: int  # chunks of out that a consumer may have on their way to memory
+
+
+# By (BLOCK_SIZE_M, BLOCK_SIZE_N). Each of them compiles without a spill with Triton 3.6, 3.7, 3.8 and 3.9,
+# for both layouts of b and both places of a. A wgmma has at most 256 columns, and one of 32 takes as long
+# as one of 48: a second part narrower than 64 is there only for sizes that nothing else fits.
+_TILES = {
+    (64, 96): _Tile(1, 64, 32, 1),
+    (64, 128): _Tile(1, 128, 0, 1),
+    (64, 192): _Tile(1, 128, 64, 1),
+    (64, 256): _Tile(1, 256, 0, 1),
+    (64, 288): _Tile(1, 256, 32, 1),
+    (64, 320): _Tile(1, 256, 64, 1),
+    (128, 128): _Tile(2, 128, 0, 2),
+    (128, 144): _Tile(2, 128, 16, 1),
+    (128, 192): _Tile(2, 128, 64, 1),
+    (128, 256): _Tile(2, 256, 0, 2),
+    (128, 320): _Tile(2, 256, 64, 2),
+    (192, 96): _Tile(3, 64, 32, 1),
+    (192, 192): _Tile(3, 128, 64, 1),
+    (256, 128): _Tile(2, 128, 0, 1),
+}
+
+# Barriers, the arguments of the partitions and what aligns them: under 400 bytes in each version.
+_SHARED_MEMORY_EXTRA = 1024
+
+
+def _box_columns(tile: _Tile) -> int:
+    """Columns of b in one TMA box: one descriptor serves both parts, so it is as wide as the narrower."""
+    return tile.part_2 or tile.part_1
+
+
+def _chunk_columns(tile: _Tile) -> int:
+    """Columns of out in one TMA store."""
+    return min(_box_columns(tile), 64)
+
+
+def shared_memory(config: Mapping[str, Any]) -> int:
+    """Bytes of shared memory that ``config`` needs, with a margin of less than a KiB."""
+    block_m, block_n, block_k = (config[f"BLOCK_SIZE_{side}"] for side in "MNK")
+    tile = _TILES[block_m, block_n]
+    ring = config["num_stages"] * (block_m + block_n) * block_k * 2
+    return ring + tile.staging * block_m * _chunk_columns(tile) * 2 + _SHARED_MEMORY_EXTRA
+
+
+def config_problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
+    size = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
+    if size not in _TILES:
+        tiles = ", ".join(f"{rows}x{columns}" for rows, columns in _TILES)
+        return f"has no {size[0]}x{size[1]} tile, only {tiles}"
+    if config["num_warps"] != _NUM_WARPS:
+        return (
+            f"num_warps must be {_NUM_WARPS}, the warps of one consumer, got {config['num_warps']}"
+        )
+    if config["num_stages"] < 2:
+        return "num_stages must be at least 2: a stage is freed while the next one is in use"
+    if "maxnreg" in config:
+        return "maxnreg must be absent: the partitions share out the registers themselves"
+    if properties is None:
+        return None
+    if properties.backend != "cuda" or properties.capability != (9, 0):
+        return "needs compute capability 9.0 (Hopper)"
+    if _IMPORT_PROBLEM or INTERPRETED:
+        return _IMPORT_PROBLEM or "does not run in Triton's interpreter"
+    return shared_memory_problem(shared_memory(config), properties)
+
+
+def operand_problem(
+    config: Mapping[str, Any], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+) -> str | None:
+    return (
+        descriptor_problem("a", a)
+        or descriptor_problem("b", b.t() if _is_nt(b) else b)
+        or descriptor_problem("out", out, written=True)
+    )
+
+
+def _is_nt(b: torch.Tensor) -> bool:
+    return b.stride(0) == 1
+
+
+def prepare(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
+) -> Launch:
+    M, K = a.shape
+    N = b.shape[1]
+    block_m, block_n, block_k = (config[f"BLOCK_SIZE_{side}"] for side in "MNK")
+    tile = _TILES[block_m, block_n]
+    rows = block_m // tile.consumers
+    is_nt = _is_nt(b)
+    b_box = (_box_columns(tile), block_k) if is_nt else (block_k, _box_columns(tile))
+    a_fields = _descriptor_fields(a, (rows, block_k))
+    b_fields = _descriptor_fields(b.t() if is_nt else b, b_box)
+    out_fields = _descriptor_fields(out, (rows, _chunk_columns(tile)))
+
+    def operands(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple:
+        return _descriptor(a, a_fields), _descriptor(b, b_fields), _descriptor(out, out_fields)
+
+    # One CTA fills a multiprocessor, and each takes as many tiles as the others, or one less.
+    tiles = cdiv(M, block_m) * cdiv(N, block_n)
+    multiprocessors = device_properties(a.device).multiprocessors or tiles
+    return Launch(
+        kernel=gluon_gemm_kernel,
+        grid=(min(tiles, multiprocessors), 1, 1),
+        operands=operands,
+        values=(M, N, K)
+        + (block_m, block_n, block_k, config["GROUP_SIZE_M"], config["num_stages"])
+        + (tile.consumers, tile.part_1, tile.part_2, tile.staging)
+        + (bool(config.get("A_IN_REGISTERS", 0)), is_nt),
+    )
+
+
+def _descriptor_fields(tensor: torch.Tensor, box: tuple[int, int]) -> dict[str, Any]:
+    """What the TMA descriptors of all tensors of the shape and strides of ``tensor`` have in common."""
+    layout = NVMMASharedLayout(swizzle_byte_width=min(2 * box[1], 128), element_bitwidth=16, rank=2)
+    descriptor = TensorDescriptor(
+        tensor, list(tensor.shape), [row_stride(tensor), 1], list(box), layout
+    )
+    return {name: value for name, value in vars(descriptor).items() if name != "base"}
+
+
+def _descriptor(base: torch.Tensor, fields: dict[str, Any]) -> Any:
+    # Not through __init__, which checks again what `operand_problem` has: this is on the path of each call.
+    descriptor = object.__new__(TensorDescriptor)
+    descriptor.__dict__.update(fields, base=base)
+    return descriptor

@@ -1,0 +1,153 @@
+"""The `swap` family: few rows of a, with the sides of the product swapped, and K split where tiles are few.
+
+Up to some 64 rows of a the product is bound by reading b. Hopper's wgmma takes 64 rows at least on
+its first side, but as few as 16 columns on its second: the columns of b go first, the rows of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..config import IntRange, Parameter
+from ..device import DeviceProperties
+from . import dependent_launch, split_k
+from .dependent_launch import dependent_launch_problem, wait_for_inputs
+from .launch import Launch, cdiv, shared_memory_problem
+from .split_k import block_range, sum_splits
+
+NAME = "swap"
+
+PARAMETERS = {
+    "BLOCK_SIZE_M": Parameter(IntRange(16, 64, power_of_two=True)),
+    "BLOCK_SIZE_N": Parameter(IntRange(64, 128, power_of_two=True)),
+    "BLOCK_SIZE_K": Parameter(IntRange(32, 256, power_of_two=True)),
+    # Of no effect: the few tiles that share columns of b always run side by side.
+    "GROUP_SIZE_M": Parameter(IntRange(1, 1 << 20)),
+    "SPLIT_K": split_k.PARAMETER,
+    "PDL": dependent_launch.PARAMETER,
+}
+
+
+@triton.jit(do_not_specialize=["M"])
+def _swap_kernel(
+    # pointers
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    partials_ptr,
+    counters_ptr,
+    # shape
+    M,
+    N,
+    K,
+    # strides in elements
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_om,
+    stride_on,
+    # tile
+    BLOCK_SIZE_M: tl.constexpr,
+    BLOCK_SIZE_N: tl.constexpr,
+    BLOCK_SIZE_K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out = a @ b, computed as out.T = b.T @ a.T; a (M, K), b (K, N), out (M, N).
+
+    A program computes one of the SPLIT_K parts along K of a BLOCK_SIZE_N x BLOCK_SIZE_M tile of out.T.
+    The swap is that of DeepGEMM in vLLM (https://github.com/vllm-project/vllm/pull/29213).
+    """
+    pid = tl.program_id(0)
+    split = pid % SPLIT_K
+    tile = pid // SPLIT_K
+    # (x - 1) // y + 1 rounds up without the overflow that x + y - 1 has near 2**31.
+    num_pid_m = (M - 1) // BLOCK_SIZE_M + 1
+    pid_m = tile % num_pid_m
+    pid_n = tile // num_pid_m
+    first_block, last_block = block_range(K, split, BLOCK_SIZE_K, SPLIT_K)
+
+    # 64 bits from here on: an index times a stride passes 2**31 elements in real batches.
+    offs_m = pid_m.to(tl.int64) * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
+    offs_n = pid_n.to(tl.int64) * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
+    offs_k = tl.arange(0, BLOCK_SIZE_K)
+    first_offs_k = first_block.to(tl.int64) * BLOCK_SIZE_K + offs_k
+    mask_m = offs_m[None, :] < M
+    mask_n = offs_n[:, None] < N
+    k_step = tl.full((), BLOCK_SIZE_K, tl.int64)
+    a_ptrs = a_ptr + first_offs_k[:, None] * stride_ak + offs_m[None, :] * stride_am
+    b_ptrs = b_ptr + offs_n[:, None] * stride_bn + first_offs_k[None, :] * stride_bk
+
+    wait_for_inputs(PDL)
+    acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M), dtype=tl.float32)
+    for k in range(first_block, last_block):
+        if EVEN_K:
+            a = tl.load(a_ptrs, mask=mask_m, other=0.0)
+            b = tl.load(b_ptrs, mask=mask_n, other=0.0)
+        else:
+            # Both sides: what lies behind the last k of one may be NaN, and 0 * NaN is NaN.
+            a = tl.load(a_ptrs, mask=mask_m & (offs_k[:, None] < K - k * BLOCK_SIZE_K), other=0.0)
+            b = tl.load(b_ptrs, mask=mask_n & (offs_k[None, :] < K - k * BLOCK_SIZE_K), other=0.0)
+        acc = tl.dot(b, a, acc)
+        a_ptrs += k_step * stride_ak
+        b_ptrs += k_step * stride_bk
+
+    mask = mask_m & mask_n
+    if SPLIT_K > 1:
+        # Neighbours along N, as in out.
+        offs = (
+            tl.arange(0, BLOCK_SIZE_M)[None, :] * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)[:, None]
+        )
+        acc, is_last = sum_splits(acc, offs, partials_ptr, counters_ptr, tile, split, SPLIT_K)
+        mask = mask & is_last
+    out_ptrs = out_ptr + offs_m[None, :] * stride_om + offs_n[:, None] * stride_on
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def config_problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
+    block_m, block_n, block_k = (config[f"BLOCK_SIZE_{side}"] for side in "MNK")
+    if config["num_warps"] not in (4, 8):
+        # One or two groups of the four warps that a wgmma takes; more have nothing to do.
+        return f"num_warps must be 4 or 8, got {config['num_warps']}"
+    # Hopper's wgmma keeps every stage in shared memory, older mma one less: count the lesser elsewhere.
+    is_hopper = properties is not None and properties.capability == (9, 0)
+    stages = config["num_stages"] if is_hopper else max(config["num_stages"] - 1, 1)
+    return dependent_launch_problem(config.get("PDL", 0), properties) or shared_memory_problem(
+        stages * (block_m + block_n) * block_k * 2, properties
+    )
+
+
+def operand_problem(
+    config: Mapping[str, Any], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+) -> str | None:
+    return split_k.operand_problem(*_split(config, a, b))
+
+
+def _split(config: Mapping[str, Any], a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, int]:
+    """SPLIT_K, the tiles, the elements of a tile."""
+    block_m, block_n = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
+    tiles = cdiv(a.shape[0], block_m) * cdiv(b.shape[1], block_n)
+    return config.get("SPLIT_K", 1), tiles, block_m * block_n
+
+
+def prepare(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
+) -> Launch:
+    M, K = a.shape
+    block_m, block_n, block_k = (config[f"BLOCK_SIZE_{side}"] for side in "MNK")
+    SPLIT_K, tiles, tile_size = _split(config, a, b)
+    return Launch(
+        kernel=_swap_kernel,
+        grid=(tiles * SPLIT_K, 1, 1),
+        operands=split_k.operands(SPLIT_K, tiles, tile_size),
+        values=(M, b.shape[1], K, *a.stride(), *b.stride(), *out.stride())
+        + (block_m, block_n, block_k, SPLIT_K, K % block_k == 0, config.get("PDL", 0)),
+        options=dependent_launch.options(config.get("PDL", 0)),
+    )
