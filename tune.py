@@ -124,6 +124,9 @@ def _describe(config: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
+    # A console of another encoding, or a file in another locale, has no µ.
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
     parser = _parser()
     arguments = parser.parse_args(argv)
     kernel = _load_kernel(parser)

@@ -298,7 +298,7 @@ def test_a_failure_of_the_default_is_raised(device, tuned_dir, monkeypatch):
 @pytest.mark.gpu
 def test_an_entry_beyond_the_device_never_raises(device, tuned_dir, caplog):
     config = {**GOOD, "BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128}
-    write(tuned_dir, {"16": {**config, "num_warps": 8, "num_stages": 3}})
+    write(tuned_dir, {"256": {**config, "num_warps": 8, "num_stages": 3}})
     a = torch.randn(300, K, dtype=torch.float16, device=device)
     b = torch.randn(K, N, dtype=torch.float16, device=device)
     for _ in range(3):
@@ -326,7 +326,10 @@ def test_explain_says_which_and_why(device, tuned_dir):
 def test_warmup_launches_each_configuration_once(device, tuned_dir):
     write(tuned_dir, {"1": entry(2), "16": entry(3), "32": entry(2)})
     dtype = torch.float16
-    assert gemm_kernel.warmup(N, K, device, dtype=dtype) == [entry(2), entry(3)]
+    launched = gemm_kernel.warmup(N, K, device, dtype=dtype)
+    assert launched[:2] == [entry(2), entry(3)]
+    # and the default, which calls with more than 16 times 32 rows get
+    assert launched[-1] == tuning.default_config(8192, N, K)
     # without a file: each of the defaults
     defaults = gemm_kernel.warmup(16, 16, device, layout="NT", dtype=dtype)
     assert defaults[0] == tuning.default_config(1, 16, 16)

@@ -133,7 +133,8 @@ def _gemm_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     except RuntimeError:  # what has no strides or no address is refused below
         _check_operands(a, b, out)
         raise
-    plan = tuning.call_plans.get(kind)
+    plans = tuning.call_plans
+    plan = plans.get(kind)
     if plan is not None and not (a_address | b_address | out_address) & 15:
         out_end = out_address + plan.out_bytes
         apart_from_a = out_end <= a_address or a_address + plan.a_bytes <= out_address
@@ -143,7 +144,7 @@ def _gemm_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
             return
     _check_operands(a, b, out)
     _check_memory(a, b, out)
-    _launch_and_plan(a, b, out, kind)
+    _launch_and_plan(a, b, out, kind, plans)
 
 
 def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -154,14 +155,15 @@ def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     except RuntimeError:
         _check_operands(a, b)
         raise
-    plan = tuning.call_plans.get(kind)
+    plans = tuning.call_plans
+    plan = plans.get(kind)
     if plan is not None and not (a_address | b_address) & 15 and _is_possible(plan):
         out = a.new_empty(a.shape[0], b.shape[1])
         plan.launch(a, b, out, (a_address, b_address, out.data_ptr()))
         return out
     _check_operands(a, b)
     out = a.new_empty(a.shape[0], b.shape[1])
-    _launch_and_plan(a, b, out, kind)
+    _launch_and_plan(a, b, out, kind, plans)
     return out
 
 
@@ -169,41 +171,27 @@ def _is_possible(plan: _CallPlan) -> bool:
     return plan.launch_gemm_kernel is kernels.launch_gemm_kernel and plan.launch.is_possible()
 
 
-def _launch_and_plan(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, kind: tuple) -> None:
+def _launch_and_plan(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, kind: tuple, plans: dict[tuple, _CallPlan]
+) -> None:
+    """Launch, and keep what can be repeated in ``plans``, those that were there when the call began."""
     config = _launch(a, b, out)
     launch = None if config is None else kernels.compile_kernel(a, b, out, config)
     if launch is not None:
-        if len(tuning.call_plans) >= _MAX_PLANS:
-            tuning.call_plans.clear()
+        if len(plans) >= _MAX_PLANS:
+            plans.clear()
         sizes = (end - start for start, end in map(_extent, (a, b, out)))
-        tuning.call_plans[kind] = _CallPlan(launch, *sizes, kernels.launch_gemm_kernel)
+        plans[kind] = _CallPlan(launch, *sizes, kernels.launch_gemm_kernel)
 
 
 def _launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Config | None:
     """Write ``a @ b`` into ``out``. Returns: the configuration that did, None if no kernel was needed."""
-    M, K = a.shape
-    N = b.shape[1]
-    if M == 0 or N == 0:
+    if out.numel() == 0:
         return None
-    if K == 0:
+    if a.shape[1] == 0:
         out.zero_()
         return None
-    layout = _layout(b)
-
-    def accepts(config: Config) -> bool:
-        return kernels.operand_problem(config, a, b, out) is None
-
-    while True:
-        config = tuning.get_config(M, N, K, a.device, layout, accepts)
-        try:
-            kernels.launch_gemm_kernel(a, b, out, config)
-            return config
-        # Whatever went wrong (shared memory, registers, a fault of the compiler), an entry of a file is
-        # not worth a failed call: the next nearest takes over, and in the end the default. A failure
-        # that is not the entry's fault comes up again with the default, and is raised.
-        except Exception as error:
-            if not tuning.reject_config(config, error, N, K, a.device, layout):
-                raise
+    return tuning.launch_tuned(a, b, out, _layout(b))
 
 
 def _gemm_fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

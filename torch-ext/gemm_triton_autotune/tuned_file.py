@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import glob
 import json
-import math
 import os
 import re
+import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
@@ -39,40 +40,51 @@ except ImportError:  # Windows: writers are not serialised there, each write is 
 _M_KEY = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 # Several hundred entries; more is no tuned file, and is not read into a serving process.
 _MAX_BYTES = 1 << 20
+# How far outside the tuned Ms an entry still serves. One for a row would run a thousand of them at a
+# fraction of the default's speed (vllm-project/vllm PR 52192).
+REACH = 16
+# From here on more rows are more of the same: no M is further away than this one.
+_MANY_ROWS = 8192
 
 
 class TunedConfigs(dict[int, Config]):
-    """The entries of one tuned file that can run on one device: M -> configuration, ascending."""
+    """The entries of one tuned file that can run on one device: M -> configuration, ascending.
+
+    Never changed once it is made, so that threads can share it.
+    """
 
     def __init__(self, path: Path, entries: Mapping[int, Config]) -> None:
         super().__init__(sorted(entries.items()))
         self.path = path
-        self._index()
-
-    def _index(self) -> None:
-        Ms = list(self)
-        # Nearest in log space: below the geometric mean of two neighbours the smaller one, and at it.
-        # Squares keep that in exact integers.
-        self._nearest = (Ms, [low * high for low, high in zip(Ms, Ms[1:])])
+        self._Ms = list(self)
+        self._boundaries = _squared_boundaries(self._Ms)
 
     def nearest(self, M: int, accepts: Callable[[Config], bool] | None = None) -> int | None:
-        """The tuned M nearest to ``M`` in log space, at a tie the smaller, whose entry ``accepts`` takes."""
-        Ms, squared_boundaries = self._nearest
-        if not Ms:
-            return None
-        nearest = Ms[bisect.bisect_left(squared_boundaries, M * M)]
-        if accepts is None or accepts(self[nearest]):
-            return nearest
-        others = [other for other in Ms if accepts(self[other])]
-        return min(others, key=lambda other: abs(math.log(M / other)), default=None)
+        """The tuned M nearest to ``M`` in log space, at a tie the smaller, whose entry ``accepts`` takes.
 
-    def discard(self, config: Mapping[str, Any]) -> list[int]:
-        """Drop every entry that has this configuration; the Ms dropped."""
-        dropped = [M for M, entry in list(self.items()) if entry == config]
-        for M in dropped:
-            self.pop(M, None)
-        self._index()
-        return dropped
+        Returns: None if there is none, or M is outside of them all by more than a factor of `REACH`.
+        """
+        nearest = _nearest(M, self._Ms, self._boundaries)
+        if nearest is None or accepts is None or accepts(self[nearest]):
+            return nearest
+        Ms = [other for other in self._Ms if accepts(self[other])]
+        return _nearest(M, Ms, _squared_boundaries(Ms))
+
+    def without(self, config: Mapping[str, Any]) -> TunedConfigs:
+        """The same, but for the entries that have this configuration."""
+        return TunedConfigs(self.path, {M: entry for M, entry in self.items() if entry != config})
+
+
+def _squared_boundaries(Ms: Sequence[int]) -> list[int]:
+    # Nearest in log space: below the geometric mean of two neighbours the smaller one, and at it.
+    # Squares keep that in exact integers.
+    return [low * high for low, high in zip(Ms, Ms[1:])]
+
+
+def _nearest(M: int, Ms: Sequence[int], boundaries: Sequence[int]) -> int | None:
+    if not Ms or Ms[0] > M * REACH or min(M, _MANY_ROWS) > Ms[-1] * REACH:
+        return None
+    return Ms[bisect.bisect_left(boundaries, M * M)]
 
 
 def read_tuned_file(
@@ -88,18 +100,20 @@ def read_tuned_file(
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:
-        return TunedConfigs(path, {}), {"": str(error) or type(error).__name__}
+        if isinstance(error, PermissionError) and not os.path.lexists(path):
+            return None  # the directory is closed to us, as another user's cache is
+        return TunedConfigs(path, {}), {"": _one_line(str(error) or type(error).__name__)}
     entries: dict[int, Config] = {}
     problems: dict[str, str] = {}
     for key, value in content.items():
         if not _M_KEY.fullmatch(key):
             # A note of another tool ("triton_version") is a plain value; an object was meant as an entry.
             if isinstance(value, dict):
-                problems[key] = "M must be a positive number in plain digits"
+                problems[_one_line(key)] = "M must be a positive number in plain digits"
             continue
         problem = config_problem(value, properties)
         if problem:
-            problems[key] = problem
+            problems[key] = _one_line(problem)
         else:
             entries[int(key)] = value
     if not entries and not problems:
@@ -112,13 +126,17 @@ def _read_json(path: Path) -> dict[str, Any]:
     descriptor = os.open(
         path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     )
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is not a regular file")
         if status.st_size > _MAX_BYTES:
             raise ValueError(f"it has {status.st_size} bytes, more than {_MAX_BYTES}")
-        text = file.read().decode("utf-8-sig")
+        with open(descriptor, "rb", closefd=False) as file:
+            # Not more than that whatever its size is said to be; None where there is no answer yet.
+            text = (file.read(_MAX_BYTES) or b"").decode("utf-8-sig")
+    finally:
+        os.close(descriptor)
     content = json.loads(text, object_pairs_hook=_object_without_duplicates)
     if not isinstance(content, dict):
         raise ValueError(f"it holds a {type(content).__name__}, not an object")
@@ -128,9 +146,16 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"key {max(keys, key=keys.count)!r:.40} occurs more than once")
+        seen: set[str] = set()
+        key = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"key {key!r:.40} occurs more than once")
     return content
+
+
+def _one_line(text: str) -> str:
+    """``text`` as it may stand in a log: what a file holds makes no second line, and no long one."""
+    short = text if len(text) <= 160 else f"{text[:157]}..."
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in short)
 
 
 def save_tuned_configs(path: Path, entries: Mapping[int, Config]) -> None:
@@ -140,51 +165,79 @@ def save_tuned_configs(path: Path, entries: Mapping[int, Config]) -> None:
     and several writers lose nothing of each other.
     Raises: ValueError if there is a file that is no tuned file; OSError if it cannot be written.
     """
-    path = path.resolve()  # a link stays a link: what it points to is replaced
-    with _locked(path.parent):
+    path = Path(os.path.realpath(path))  # a link stays a link: what it points to is replaced
+    with _locked(path.parent) as is_alone:
+        if is_alone:
+            _remove_leftovers(path)
         content = read_mergeable(path)
         content.update({str(M): config for M, config in entries.items()})
-        tuned = sorted((key for key in content if _M_KEY.fullmatch(key)), key=int)
-        notes = [key for key in content if not _M_KEY.fullmatch(key)]
-        text = json.dumps({key: content[key] for key in tuned + notes}, indent=4) + "\n"
-        _replace(path, text.encode())
+        _replace(path, _encode(content))
 
 
 def read_mergeable(path: Path) -> dict[str, Any]:
     """What ``path`` holds, to be kept; ValueError if that cannot be known."""
     try:
-        return _read_json(path)
+        content = _read_json(path)
+        _encode(content)  # what can only just be read can be too deep to be written
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{path} is not a tuned file ({error}); nothing was changed, move it away to tune anew"
+            f"{path} is not a tuned file ({_one_line(str(error))}); nothing was changed, move it away to "
+            "tune anew"
         ) from None
+    return content
+
+
+def _encode(content: Mapping[str, Any]) -> bytes:
+    tuned = sorted((key for key in content if _M_KEY.fullmatch(key)), key=int)
+    notes = [key for key in content if not _M_KEY.fullmatch(key)]
+    return (json.dumps({key: content[key] for key in tuned + notes}, indent=4) + "\n").encode()
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    if fcntl is None:
-        yield
-        return
-    # The directory itself is locked, so that no lock file is left behind; the system lets go of the
-    # lock of a process that dies.
-    descriptor = os.open(directory, os.O_RDONLY)
+def _locked(directory: Path) -> Iterator[bool]:
+    """Keep other writers out of ``directory``; yields whether its file system can do that."""
+    descriptor = _lock(directory)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        yield descriptor is not None
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            # Closing alone would leave the lock to a process that was forked meanwhile.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
+def _lock(directory: Path) -> int | None:
+    if fcntl is None:
+        return None
+    # The directory itself is locked, so that no lock file is left behind; the system lets go of the lock
+    # of a process that dies. NFS locks only what is open for writing, which a directory never is.
+    lock_file = directory / ".lock"
+    for target, flags in ((directory, os.O_RDONLY), (lock_file, os.O_RDWR | os.O_CREAT)):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(target, flags, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            return descriptor
+    return None
+
+
+def _remove_leftovers(path: Path) -> None:
+    # Nobody else is writing: what is there was left by a process that died.
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            leftover.unlink()
 
 
 def _replace(path: Path, data: bytes) -> None:
-    if fcntl is not None:
-        # Under the lock nobody else is writing: what is there was left by a process that died.
-        for stale in path.parent.glob(f".{_escape_glob(path.name)}.*.tmp"):
-            stale.unlink()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Random, since two machines that share a directory can have one process id.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -193,7 +246,3 @@ def _replace(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-
-
-def _escape_glob(name: str) -> str:
-    return re.sub(r"([*?[])", r"[\1]", name)

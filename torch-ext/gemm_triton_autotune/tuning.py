@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -22,7 +22,7 @@ from . import kernels, measure, search
 from .candidates import candidate_configs
 from .config import Config, default_config
 from .device import device_guard, device_name, device_properties, resolve_device
-from .tuned_file import TunedConfigs, read_mergeable, read_tuned_file, save_tuned_configs
+from .tuned_file import REACH, TunedConfigs, read_mergeable, read_tuned_file, save_tuned_configs
 
 logger = logging.getLogger("gemm_triton_autotune")
 
@@ -45,78 +45,137 @@ def config_file_name(N: int, K: int, device: torch.device | None = None, layout:
 def search_path() -> list[Path]:
     """The directories that are searched for a tuned file, in order."""
     listed = os.environ.get("GEMM_TUNED_CONFIG_DIR", "").split(os.pathsep)
-    return [*(Path(directory) for directory in listed if directory), user_cache_dir(), _CONFIGS_DIR]
+    directories = [Path(directory) for directory in listed if directory]
+    return [*directories, *filter(None, [user_cache_dir()]), _CONFIGS_DIR]
 
 
-def user_cache_dir() -> Path:
-    """The user's own tuned files: the installed package may be read-only."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(cache) / "gemm-triton-autotune" / "configs"
+def user_cache_dir() -> Path | None:
+    """The user's own tuned files: the installed package may be read-only. None for a user without a home."""
+    home_cache = os.path.join(os.path.expanduser("~"), ".cache")
+    # A relative path would be another one in each working directory; XDG's rule is to ignore it.
+    for cache in (os.environ.get("XDG_CACHE_HOME", ""), home_cache):
+        if os.path.isabs(cache):
+            return Path(cache) / "gemm-triton-autotune" / "configs"
+    return None
+
+
+class _Loaded(NamedTuple):
+    """What was found for some operands, and the line that says so."""
+
+    tuned: TunedConfigs | None
+    level: int
+    message: str
+
+
+# Either would grow for ever in a process that meets ever new weights.
+_MAX_LOADED = 4096
+_MAX_LOGGED = 1000
 
 
 class _TunedConfigsCache:
-    """Reads each tuned file once; clearing it forgets the files and what was chosen from them."""
+    """Reads each tuned file once; clearing it forgets the files and what was chosen from them.
 
-    def __init__(self, load: Callable[..., TunedConfigs | None]) -> None:
-        self._load = functools.lru_cache(maxsize=4096)(load)
+    It has no lock, which a fork could leave closed for ever: threads that come at once all read the file,
+    and the first to have done so decides for all of them and reports it. What was read before a clearing
+    is not found after it.
+    """
+
+    def __init__(self, load: Callable[..., _Loaded]) -> None:
+        self._load = load
+        self._loaded: dict[tuple, _Loaded] = {}
         functools.update_wrapper(self, load)
 
     def __call__(
         self, N: int, K: int, device: torch.device | None = None, layout: str = "NN"
     ) -> TunedConfigs | None:
-        return self._load(N, K, device, layout)
+        loaded = self._loaded
+        key = N, K, resolve_device(device), layout
+        found = loaded.get(key)
+        if found is None:
+            read = self._load(*key)
+            if len(loaded) >= _MAX_LOADED:
+                loaded.clear()
+            found = loaded.setdefault(key, read)
+            if found is read:
+                _log_once(read.level, read.message)
+        return found.tuned
+
+    def discard(
+        self, config: Mapping[str, Any], N: int, K: int, device: torch.device, layout: str
+    ) -> tuple[Path, list[int]] | None:
+        """Forget the entries with this configuration; the file and its Ms, or None if it has none."""
+        loaded = self._loaded
+        found = loaded.get((N, K, device, layout))
+        if found is None or found.tuned is None:
+            return None
+        rest = found.tuned.without(config)
+        loaded[N, K, device, layout] = found._replace(tuned=rest)
+        dropped = [M for M in found.tuned if M not in rest]
+        return (rest.path, dropped) if dropped else None
+
+    def forget(self) -> None:
+        """Read all files anew when they are asked for; what was reported of them stays reported."""
+        self._loaded = {}
+        forget_call_plans()
 
     def cache_clear(self) -> None:
-        self._load.cache_clear()
-        call_plans.clear()
+        _logged.clear()
+        self.forget()
 
 
 # What calls with the same kind of operands do, by that kind: filled by `op`, and forgotten with the files.
 call_plans: dict[tuple, Any] = {}
 
 
+def forget_call_plans() -> None:
+    """Start with new plans: a call that is under way puts its own with those that were there before."""
+    global call_plans
+    call_plans = {}
+
+
+_logged: dict[str, object] = {}
+
+
+def _log_once(level: int, message: str) -> None:
+    """One line for each cause, and an end to them all."""
+    if len(_logged) > _MAX_LOGGED:
+        return
+    mine = object()
+    if _logged.setdefault(message, mine) is not mine:
+        return
+    if len(_logged) > _MAX_LOGGED:
+        message = f"{_MAX_LOGGED} causes were reported: no more are in this process."
+    logger.log(level, "%s", message)
+
+
 @_TunedConfigsCache
-def _load_tuned_configs(
-    N: int, K: int, device: torch.device | None, layout: str
-) -> TunedConfigs | None:
+def _load_tuned_configs(N: int, K: int, device: torch.device, layout: str) -> _Loaded:
     """The usable entries of the first tuned file for these operands; None, and a warning, without one."""
     # A file tuned for the other layout is still better than none; NN files need no layout in their name.
     layouts = ("NT", "NN") if layout == "NT" else ("NN",)
     for name in (config_file_name(N, K, device, layout) for layout in layouts):
         for directory in search_path():
-            found = read_tuned_file(directory / name, device_properties(resolve_device(device)))
+            found = read_tuned_file(directory / name, device_properties(device))
             if found is not None:
-                tuned, problems = found
-                _report(tuned, problems)
-                return tuned
-    logger.warning(
-        "No tuned GEMM configuration for this weight on this device: there is no %s in %s. The default "
-        "is used, which may be slower. To make the file, run `python tune.py --n %d --k %d --layout %s` "
-        "in the kernel's repository, or call `tune_gemm(N=%d, K=%d, layout=%r)`.",
-        config_file_name(N, K, device, layout),
-        ", ".join(map(str, search_path())),
-        N,
-        K,
-        layout.lower(),
-        N,
-        K,
-        layout,
+                return _Loaded(found[0], *_report(*found))
+    message = (
+        "No tuned GEMM configuration for this weight on this device: there is no "
+        f"{config_file_name(N, K, device, layout)} in {', '.join(map(str, search_path()))}. The default is "
+        f"used, which may be slower. To make the file, run `python tune.py --n {N} --k {K} --layout "
+        f"{layout.lower()}` in the kernel's repository, or call `tune_gemm(N={N}, K={K}, layout={layout!r})`."
     )
-    return None
+    return _Loaded(None, logging.WARNING, message)
 
 
-def _report(tuned: TunedConfigs, problems: dict[str, str]) -> None:
+def _report(tuned: TunedConfigs, problems: dict[str, str]) -> tuple[int, str]:
     if not problems:
-        logger.info("Using tuned GEMM configurations from %s.", tuned.path)
-        return
+        return logging.INFO, f"Using tuned GEMM configurations from {tuned.path}."
     shown = [f"M={key}: {reason}" if key else reason for key, reason in list(problems.items())[:3]]
     more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-    logger.warning(
-        "Tuned GEMM file %s cannot be used as it is: %s%s. %s.",
-        tuned.path,
-        "; ".join(shown),
-        more,
-        f"Its other {len(tuned)} entries are used" if tuned else "The default is used instead",
+    rest = f"Its other {len(tuned)} entries are used" if tuned else "The default is used instead"
+    return (
+        logging.WARNING,
+        f"Tuned GEMM file {tuned.path} cannot be used as it is: {'; '.join(shown)}{more}. {rest}.",
     )
 
 
@@ -131,58 +190,100 @@ def get_config(
     """The configuration that a (M, K) @ (K, N) on ``device`` runs with; None is the current device.
 
     It is the entry whose M is nearest in log space (at a tie the smaller M) among those of the tuned
-    file that can run on the device and that ``accepts`` takes, or the default.
+    file that can run on the device and that ``accepts`` takes. It is the default if there is none, or if
+    M is more than `REACH` times outside of theirs.
     """
-    tuned = _load_tuned_configs(N, K, resolve_device(device), layout)
-    nearest_m = tuned.nearest(M, accepts) if tuned else None
-    return default_config(M, N, K) if nearest_m is None else tuned[nearest_m]
+    tuned = _load_tuned_configs(N, K, device, layout)
+    nearest_m = None if tuned is None else tuned.nearest(M, accepts)
+    # A copy: the entry is what every later call gets.
+    return default_config(M, N, K) if nearest_m is None else dict(tuned[nearest_m])
 
 
-def reject_config(
-    config: Mapping[str, Any], error: Exception, N: int, K: int, device: torch.device, layout: str
-) -> bool:
-    """Forget the entries with a ``config`` that failed to launch; False if none has it.
+def launch_tuned(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, layout: str, M: int | None = None
+) -> Config:
+    """Write ``a @ b``, none of them empty, into ``out`` as a call with ``M`` rows (by default those of a).
+
+    Returns: the configuration that did.
+    """
+    K, N = b.shape
+    M = a.shape[0] if M is None else M
+    failed: list[tuple[Config, Exception]] = []
+
+    def accepts(config: Config) -> bool:
+        return kernels.operand_problem(config, a, b, out) is None and all(
+            config != other for other, _ in failed
+        )
+
+    while True:
+        config = get_config(M, N, K, a.device, layout, accepts)
+        try:
+            kernels.launch_gemm_kernel(a, b, out, config)
+        # Whatever went wrong (shared memory, registers, a fault of the compiler), an entry of a file is
+        # not worth a failed call: the next nearest takes over, and in the end the default. If that fails
+        # too, it was no entry's fault: the call fails, and none is given up.
+        except Exception as error:
+            if config == default_config(M, N, K):
+                raise
+            failed.append((config, error))
+        else:
+            for other, error in failed:
+                _reject(other, error, N, K, a.device, layout)
+            return config
+
+
+def _reject(
+    config: Config, error: Exception, N: int, K: int, device: torch.device, layout: str
+) -> None:
+    """Forget the entries with a ``config`` that failed to launch where another one did not.
 
     A file's entry can be in range and yet need more than the device has, which only compiling shows.
     """
-    tuned = _load_tuned_configs(N, K, device, layout)
-    dropped = tuned.discard(config) if tuned else []
-    if dropped:
-        call_plans.clear()
-        logger.warning(
-            "Tuned GEMM file %s: the entry for M=%s cannot be launched here (%s: %s). It is not used "
-            "any more in this process.",
-            tuned.path,
-            ", ".join(map(str, dropped)),
-            type(error).__name__,
-            str(error)[:200],
-        )
-    return bool(dropped)
+    dropped = _load_tuned_configs.discard(config, N, K, device, layout)
+    if dropped is None:
+        return
+    forget_call_plans()
+    path, Ms = dropped
+    # A compiler's message can be pages long; its first line names the fault.
+    reason = (str(error).strip() or "no message").splitlines()[0][:200]
+    _log_once(
+        logging.WARNING,
+        f"Tuned GEMM file {path}: the entry for M={', '.join(map(str, Ms))} cannot be launched here "
+        f"({type(error).__name__}: {reason}). It is not used any more in this process.",
+    )
 
 
 def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: str = "NN") -> str:
     """Say in words which configuration a (M, K) @ (K, N) on ``device`` gets, from where, and why."""
     device = resolve_device(device)
     _check_problem([M], N, K, layout)
-    config = get_config(M, N, K, device, layout)
-    problem = f"(M={M}, K={K}) @ (K={K}, N={N}), {layout}, on {device_name(device)}"
     tuned = _load_tuned_configs(N, K, device, layout)
-    if tuned:
-        nearest_m = tuned.nearest(M)
+    nearest_m = None if tuned is None else tuned.nearest(M)
+    if nearest_m is not None:
+        config = tuned[nearest_m]
         why = (
             f"tuned, from {tuned.path}, entry M={nearest_m}: "
             + ("this very M" if nearest_m == M else "the nearest in log space")
             + f" of M={', '.join(map(str, tuned))}"
         )
-    elif tuned is not None:
-        why = f"the default, because no entry of {tuned.path} can be used"
     else:
-        names = [config_file_name(N, K, device, name) for name in dict.fromkeys((layout, "NN"))]
-        why = (
-            f"the default, because there is no {' or '.join(names)} in "
-            f"{', '.join(map(str, search_path()))}"
-        )
+        config = default_config(M, N, K)
+        why = f"the default, because {_why_default(N, K, device, layout, tuned)}"
+    problem = f"(M={M}, K={K}) @ (K={K}, N={N}), {layout}, on {device_name(device)}"
     return f"{problem}: {config}, {why}."
+
+
+def _why_default(
+    N: int, K: int, device: torch.device, layout: str, tuned: TunedConfigs | None
+) -> str:
+    if tuned:
+        return (
+            f"M is more than {REACH} times outside M={min(tuned)} to {max(tuned)} of {tuned.path}"
+        )
+    if tuned is not None:
+        return f"no entry of {tuned.path} can be used"
+    names = [config_file_name(N, K, device, name) for name in dict.fromkeys((layout, "NN"))]
+    return f"there is no {' or '.join(names)} in {', '.join(map(str, search_path()))}"
 
 
 def warmup(
@@ -194,21 +295,28 @@ def warmup(
 ) -> list[Config]:
     """Compile every configuration that calls with a weight of this shape can get, before they come.
 
-    Runs one product for each, of as many rows as its M. Returns: the configurations, in order of M.
+    Runs one product for each, of as many rows as its M and at most 8192. Returns: the configurations, in
+    order of M.
     """
     device = resolve_device(device)
     _check_problem([1], N, K, layout)
     b = measure.make_weight(N, K, dtype, layout, device)
-    tuned = _load_tuned_configs(N, K, device, layout)
-    # Without a file the default depends on M: powers of two see all of its steps.
-    Ms = list(tuned) if tuned else [1 << exponent for exponent in range(14)]
+    tuned = _load_tuned_configs(N, K, device, layout) or {}
+    # Where no entry serves, the default depends on M: powers of two see all of its steps.
+    Ms = sorted({*tuned, *(1 << exponent for exponent in range(14))})
     launched: list[Config] = []
     for M in Ms:
-        config = get_config(M, N, K, device, layout)
-        if config not in launched:
-            a = torch.zeros(M, K, dtype=dtype, device=device)
-            kernels.launch_gemm_kernel(a, b, a.new_empty(M, N), config)
-            launched.append(config)
+        # A file may have any M; more rows than these are only more tiles of the same kernel.
+        a = torch.zeros(min(M, 8192), K, dtype=dtype, device=device)
+        out = a.new_empty(a.shape[0], N)
+
+        def accepts(config: Config, a: torch.Tensor = a, out: torch.Tensor = out) -> bool:
+            return kernels.operand_problem(config, a, b, out) is None
+
+        if get_config(M, N, K, device, layout, accepts) not in launched:
+            config = launch_tuned(a, b, out, layout, M)
+            if config not in launched:
+                launched.append(config)
     return launched
 
 
@@ -228,7 +336,8 @@ def tune_gemm(
     """Measure candidates for (M, K) @ (K, N) at each M of ``Ms`` and write the fastest into a tuned file.
 
     Ms: values of M; each is saved as soon as it is measured, beside what the file already has.
-    dtype: float16 or bfloat16, which share a file; by default bfloat16 where the device computes it.
+    dtype: float16 or bfloat16, which share a file: for an M measured in both, the later one stays. By
+    default bfloat16 where the device computes it.
     save_dir: by default the user's cache, which every process of this user searches.
     candidates: by default `candidate_configs`; `default_config` is always measured, and first.
     timer: ``timer(fn)`` gives the milliseconds of ``fn()``; by default CUDA graphs with cold weights.
@@ -250,9 +359,10 @@ def tune_gemm(
         dtype = _default_dtype(device)
     if dtype not in DTYPES:
         raise ValueError(f"tune_gemm expects dtype float16 or bfloat16, got {dtype}")
-    directory = user_cache_dir() if save_dir is None else Path(save_dir)
-    path = _writable(directory) / config_file_name(N, K, device, layout)
+    path = _default_save_dir() if save_dir is None else Path(save_dir)
+    path = _writable(path) / config_file_name(N, K, device, layout)
     read_mergeable(path)
+    _writable(Path(os.path.realpath(path)).parent)  # where a link leads
     if timer is None and device.type != "cuda":
         timer = measure.cpu_timer if device.type == "cpu" else measure.do_bench_timer
     given = None if candidates is None else list(candidates)
@@ -269,11 +379,11 @@ def tune_gemm(
             try:
                 result = search.search(M, weights, tried, timer, on_progress)
             except (RuntimeError, MemoryError) as error:  # torch's out-of-memory is a RuntimeError
-                failures.append(str(error).splitlines()[0])
+                failures.append((str(error).strip() or type(error).__name__).splitlines()[0])
                 logger.warning("M=%d was not tuned: %s", M, failures[-1])
                 continue
             save_tuned_configs(path, {M: result.config})
-            _load_tuned_configs.cache_clear()
+            _load_tuned_configs.forget()
             if on_result is not None:
                 on_result(result)
     if len(failures) == len(Ms):
@@ -287,10 +397,10 @@ def tune_gemm(
 def outranked_by(path: Path) -> Path | None:
     """The file of the same name that look-up finds before ``path``, or None."""
     for directory in search_path():
-        if directory.resolve() == path.parent.resolve():
+        if os.path.realpath(directory) == os.path.realpath(path.parent):
             return None
         # The package's own files come last: what is tuned into a source tree replaces them.
-        if directory != _CONFIGS_DIR and (directory / path.name).is_file():
+        if directory != _CONFIGS_DIR and os.path.isfile(directory / path.name):
             return directory / path.name
     return None
 
@@ -315,6 +425,16 @@ def _default_dtype(device: torch.device) -> torch.dtype:
     if is_cuda and torch.cuda.get_device_capability(device) < (8, 0):
         return torch.float16
     return torch.bfloat16
+
+
+def _default_save_dir() -> Path:
+    directory = user_cache_dir()
+    if directory is None:
+        raise ValueError(
+            "tune_gemm expects a folder to write to: this user has no home folder; pass save_dir, or set "
+            "XDG_CACHE_HOME"
+        )
+    return directory
 
 
 def _writable(directory: Path) -> Path:
