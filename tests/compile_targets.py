@@ -73,6 +73,10 @@ def compile_config(config: dict, layout: str, dtype: torch.dtype, M: int) -> dic
             re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*, 0x10", ptx)
         )
         report["bulk_copies"] = len(re.findall(r"cp\.async\.bulk\.tensor", ptx))
+        if "griddepcontrol.wait" in ptx:
+            before = ptx[: ptx.index("griddepcontrol.wait")]
+            accesses = r"\b(ld\.global|st\.global|cp\.async|atom)"
+            report["accesses_before_wait"] = len(re.findall(accesses, before))
         report.update(_resources(compiled.asm["cubin"]))
         if report["wgmma"]:
             # Waits for each: 1 or more where ptxas could not leave several in flight (its message C7515).

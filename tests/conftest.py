@@ -3,8 +3,11 @@
 import os
 import tempfile
 
-import pytest
-import torch
+# The interpreter's products are small: threads of BLAS only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 ON_GPU = torch.cuda.is_available() or torch.xpu.is_available()
 if not ON_GPU:

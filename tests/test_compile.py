@@ -80,6 +80,21 @@ def test_a_tile_of_64_rows_is_wgmma_on_hopper():
     assert report["mma"] == 0
 
 
+def test_nothing_is_read_before_a_dependent_launch_waits():
+    # A kernel that starts before the one before it has ended must not touch what that one writes.
+    tile = {"BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 8, "num_warps": 4, "PDL": 1}
+    configs = [
+        {"kernel": "swap", "BLOCK_SIZE_M": 16, **tile, "num_stages": 4, "SPLIT_K": 2},
+        {"kernel": "gemv", "BLOCK_SIZE_M": 1, **tile, "num_stages": 1, "BLOCK_SIZE_N": 2},
+        {"kernel": "gemv", "BLOCK_SIZE_M": 1, **tile, "num_stages": 3, "BLOCK_SIZE_N": 2},
+        {"kernel": "tma", "BLOCK_SIZE_M": 64, **tile, "num_stages": 4},
+        {"kernel": "tma", "BLOCK_SIZE_M": 96, **tile, "num_stages": 4, "SWAP": 1, "SPLIT_K": 2},
+    ]
+    requests = [{"config": config, "M": config["BLOCK_SIZE_M"]} for config in configs]
+    for report in compile_all("cuda:90", requests):
+        assert report["accesses_before_wait"] == 0, report
+
+
 @pytest.mark.parametrize("device", sorted(SHIPPED_FOR))
 def test_shipped_files_compile_for_their_gpu(device):
     # One of each distinct configuration: a file repeats them.

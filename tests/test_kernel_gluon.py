@@ -132,27 +132,45 @@ def test_interpreter_is_refused():
 
 @pytest.mark.parametrize("layout", ["NN", "NT"])
 def test_aligned_operands_are_accepted(layout):
-    for M, N, K in ((1, 8, 8), (17, 33, 19), (64, 96, 64)):
+    for M, N, K in ((1, 8, 8), (17, 40, 19), (64, 96, 64), (5, 8, 1)):
         operands = make_operands(M, N, K, layout=layout)
         assert gemm_kernel.kernels.operand_problem(make_config(), *operands) is None
 
 
-def test_stride_of_a_single_row_does_not_matter():
+def test_a_stride_that_is_never_used_may_be_any():
     a, b, out = make_operands(1, 40, 24)
     a, out = a.as_strided((1, 24), (3, 1)), out.as_strided((1, 40), (5, 1))
     assert gemm_kernel.kernels.operand_problem(make_config(), a, b, out) is None
+    a, b, out = make_operands(17, 40, 1)
+    a, b = a.as_strided((17, 1), (16, 3)), b.as_strided((1, 40), (5, 1))
+    assert gemm_kernel.kernels.operand_problem(make_config(), a, b, out) is None
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_rows_that_a_descriptor_would_write_behind_are_refused(dtype, layout):
+    # Rows of a and b may end anywhere; only what is written may not.
+    for N in range(1, 25):
+        operands = make_operands(20, N, 61, dtype, layout)
+        problem = gemm_kernel.kernels.operand_problem(make_config(), *operands)
+        if N % 8:
+            assert problem == "out has rows that do not end at a multiple of 16 bytes"
+        else:
+            assert problem is None
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda a, b, out: (a.t().contiguous().t(), b, out), "a must be contiguous"),
-        (lambda a, b, out: (a, b, out.t().contiguous().t()), "out must be contiguous"),
-        (lambda a, b, out: (a, b.repeat_interleave(2, 1)[:, ::2], out), "b must be contiguous"),
-        (lambda a, b, out: (a[:, 1:], b[1:], out), "a must start"),
-        (lambda a, b, out: (a, b[:, 1:], out[:, 1:]), "b must start"),
-        (lambda a, b, out: (torch.randn(64, 60)[:, :24], b[:24], out), "rows of a"),
-        (lambda a, b, out: (a[:1].expand(64, -1), b, out), "rows of a"),
+        (lambda a, b, out: (a.t().contiguous().t(), b, out), "a is not contiguous along its"),
+        (lambda a, b, out: (a, b, out.t().contiguous().t()), "out is not contiguous along its"),
+        (lambda a, b, out: (a, b.repeat_interleave(2, 1)[:, ::2], out), "b is not contiguous"),
+        (lambda a, b, out: (a[:, 1:], b[1:], out), "a is not aligned to 16 bytes"),
+        (lambda a, b, out: (a, b[:, 1:], out[:, 1:]), "b is not aligned to 16 bytes"),
+        (lambda a, b, out: (a, b[:, :88], out[:, 4:92]), "out is not aligned to 16 bytes"),
+        (lambda a, b, out: (a.new_zeros(64, 60)[:, :24], b[:24], out), "a is not aligned"),
+        (lambda a, b, out: (a[:1].expand(64, -1), b, out), "a has rows that overlap"),
+        (lambda a, b, out: (a[:1].expand(2**31, -1), b, out), "a is too large for a descriptor"),
     ],
 )
 def test_operands_that_tma_cannot_address_are_refused(change, reason):
@@ -226,9 +244,9 @@ def test_ragged_product_is_right_and_repeats(size, in_registers, layout, dtype):
     config = make_config(*size, A_IN_REGISTERS=in_registers)
     for M, N, K in (
         (1, 40, 8),  # less than a tile, less than a k step
-        (130, 203, 77),  # odd sizes in aligned rows
+        (130, 208, 77),  # odd sizes in aligned rows, but for out: its rows end at 16 bytes
         (333, 1000, 1032),  # a ring that wraps
-        (2000, 6150, 130),  # several tiles for each CTA, fewer k steps than stages
+        (2000, 6152, 130),  # several tiles for each CTA, fewer k steps than stages
         (1100, 6200, 520),  # several tiles for each CTA, which begin at different stages
     ):
         a, b, out = make_operands(M, N, K, dtype, layout, "cuda")

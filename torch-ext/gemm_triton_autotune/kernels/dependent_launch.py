@@ -14,7 +14,6 @@ import triton.language as tl
 
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties
-from .launch import INTERPRETED
 
 # 1: launch so. A kernel that is launched so must call `wait_for_inputs`, so only families that do take the key.
 PARAMETER = Parameter(IntRange(0, 1), default=0)
@@ -31,7 +30,7 @@ def dependent_launch_problem(PDL: int, properties: DeviceProperties | None) -> s
         return None
     if gdc_wait is None:
         return "PDL 1 needs Triton 3.4 or newer"
-    if INTERPRETED or properties.backend != "cuda" or (properties.capability or (0, 0)) < (9, 0):
+    if properties.backend != "cuda" or (properties.capability or (0, 0)) < (9, 0):
         return "PDL 1 needs a CUDA device of compute capability 9.0 or newer"
     return None
 

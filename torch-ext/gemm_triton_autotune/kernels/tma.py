@@ -298,12 +298,11 @@ def _has_tma(properties: DeviceProperties) -> bool:
 
 
 def _shared_memory(config: Mapping[str, Any]) -> int:
-    """The bytes that a kernel keeps in shared memory: what `metadata.shared` of the compiled one says."""
+    """The bytes that a kernel keeps in shared memory, at most: some barriers may be one."""
     rows, columns = _tile(config)
     num_stages = config["num_stages"]
-    barriers = 8 * num_stages
-    if _PARTS[columns][1]:
-        barriers += cdiv(barriers, 16) * 16  # one more for each second part, aligned
+    # One for each stage of a, of b, and of the second part of b, aligned.
+    barriers = cdiv(8 * num_stages, 16) * 16 * (3 if _PARTS[columns][1] else 2)
     needed = num_stages * (rows + columns) * config["BLOCK_SIZE_K"] * 2 + barriers
     if config.get("PERSISTENT", 0):
         needed += rows * columns * 2 // config.get("EPILOGUE_SUBTILE", 1)
