@@ -9,7 +9,7 @@ import torch
 from . import kernels, tuning
 from ._ops import add_op_namespace_prefix, ops
 from .config import Config
-from .kernels.launch import CompiledLaunch, launch_hooks_installed
+from .kernels.launch import CompiledLaunch
 
 
 def _check_operands(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
@@ -129,17 +129,52 @@ def _gemm_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
             *(b.shape, b.stride(), b.dtype, b.device),
             *(out.shape, out.stride(), out.dtype, out.device),
         )
-        addresses = a.data_ptr(), b.data_ptr(), out.data_ptr()
+        addresses = a_address, b_address, out_address = a.data_ptr(), b.data_ptr(), out.data_ptr()
     except RuntimeError:  # what has no strides or no address is refused below
         _check_operands(a, b, out)
         raise
     plans = tuning.call_plans
     plan = plans.get(kind)
-    if plan is not None and _fits(plan, *addresses):
-        plan.launch(a, b, out, addresses)
-        return
+    if plan is not None and not (a_address | b_address | out_address) & 15:
+        out_end = out_address + plan.out_bytes
+        apart_from_a = out_end <= a_address or a_address + plan.a_bytes <= out_address
+        apart_from_b = out_end <= b_address or b_address + plan.b_bytes <= out_address
+        if apart_from_a and apart_from_b and _is_possible(plan):
+            plan.launch(a, b, out, addresses)
+            return
     _check_operands(a, b, out)
     _check_memory(a, b, out)
+    _launch_and_plan(a, b, out, kind, plans)
+
+
+def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    # As above, for an out that is new: nothing overlaps it, and what it is follows from a and b.
+    try:
+        kind = a.shape, a.stride(), a.dtype, a.device, b.shape, b.stride(), b.dtype, b.device
+        a_address, b_address = a.data_ptr(), b.data_ptr()
+    except RuntimeError:
+        _check_operands(a, b)
+        raise
+    plans = tuning.call_plans
+    plan = plans.get(kind)
+    if plan is not None and not (a_address | b_address) & 15 and _is_possible(plan):
+        out = a.new_empty(a.shape[0], b.shape[1])
+        plan.launch(a, b, out, (a_address, b_address, out.data_ptr()))
+        return out
+    _check_operands(a, b)
+    out = a.new_empty(a.shape[0], b.shape[1])
+    _launch_and_plan(a, b, out, kind, plans)
+    return out
+
+
+def _is_possible(plan: _CallPlan) -> bool:
+    return plan.launch_gemm_kernel is kernels.launch_gemm_kernel and plan.launch.is_possible()
+
+
+def _launch_and_plan(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, kind: tuple, plans: dict[tuple, _CallPlan]
+) -> None:
+    """Launch, and keep what can be repeated in ``plans``, those that were there when the call began."""
     config = _launch(a, b, out)
     launch = None if config is None else kernels.compile_kernel(a, b, out, config)
     if launch is not None:
@@ -147,26 +182,6 @@ def _gemm_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
             plans.clear()
         sizes = (end - start for start, end in map(_extent, (a, b, out)))
         plans[kind] = _CallPlan(launch, *sizes, kernels.launch_gemm_kernel)
-
-
-def _fits(plan: _CallPlan, a_address: int, b_address: int, out_address: int) -> bool:
-    """May ``plan`` run for operands at these addresses, now?"""
-    out_end = out_address + plan.out_bytes
-    return (
-        not (a_address | b_address | out_address) & 15
-        and (out_end <= a_address or a_address + plan.a_bytes <= out_address)
-        and (out_end <= b_address or b_address + plan.b_bytes <= out_address)
-        and plan.launch.on_current_device()
-        and plan.launch_gemm_kernel is kernels.launch_gemm_kernel
-        and not launch_hooks_installed()
-    )
-
-
-def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    _check_operands(a, b)
-    out = a.new_empty(a.shape[0], b.shape[1])
-    _gemm_out(a, b, out)
-    return out
 
 
 def _launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Config | None:
@@ -208,6 +223,11 @@ if not hasattr(ops, "gemm"):
         add_op_namespace_prefix("gemm"), _gemm_backward, setup_context=_save_operands
     )
 
+    # The same for operands that need no gradient: looking for one costs an eager call more than the rest.
+    torch.library.define(add_op_namespace_prefix("gemm_forward"), "(Tensor a, Tensor b) -> Tensor")
+    torch.library.impl(add_op_namespace_prefix("gemm_forward"), "default", _gemm)
+    torch.library.register_fake(add_op_namespace_prefix("gemm_forward"), _gemm_fake)
+
     torch.library.define(
         add_op_namespace_prefix("gemm_out"), "(Tensor a, Tensor b, Tensor(a!) out) -> ()"
     )
@@ -227,11 +247,8 @@ def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> t
     """
     needs_gradient = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
     if out is None:
-        if needs_gradient or a.dim() != 2 or b.dim() != 2 or torch.compiler.is_compiling():
-            return ops.gemm(a, b)
-        # The op without a gradient costs an eager call half as much.
-        out = a.new_empty(a.shape[0], b.shape[1])
-    elif needs_gradient or (out.requires_grad and torch.is_grad_enabled()):
+        return ops.gemm(a, b) if needs_gradient else ops.gemm_forward(a, b)
+    if needs_gradient or (out.requires_grad and torch.is_grad_enabled()):
         raise RuntimeError(
             "gemm expects tensors that need no gradient where out is given, as torch does; drop out, "
             "or call it under torch.no_grad()"

@@ -43,46 +43,56 @@ class CompiledLaunch:
         "_device_index",
         "_fixed",
         "_grid",
-        "_launch",
+        "_operands",
         "_run",
+        "_values",
     )
 
     def __init__(self, launch: Launch, compiled: Any, device_index: int) -> None:
         driver = triton.runtime.driver.active
-        self._launch = launch
-        self._grid = launch.grid
+        # An integer is passed on as it is; a tensor is asked for its address, and the driver about that.
+        self._operands = None if launch.operands is pointers else launch.operands
+        self._values = launch.values
         self._device_index = device_index
         self._current_device = driver.get_current_device
         self._current_stream = driver.get_current_stream
         # `run` first: the handles are made when it is read, on the device that is current then.
-        self._run = compiled.run
+        run = compiled.run
+        fixed = (compiled.function, compiled.packed_metadata, None, None, None)
+        grid_x, grid_y, grid_z = launch.grid
         # No launch metadata and no hooks: with hooks installed this path is not taken.
-        self._fixed = (compiled.function, compiled.packed_metadata, None, None, None)
+        self._run = lambda stream, *arguments: run(
+            grid_x, grid_y, grid_z, stream, *fixed, *arguments
+        )
 
-    def on_current_device(self) -> bool:
-        """Is the device that it was compiled on the current one? Its handles are of no use elsewhere."""
-        return self._current_device() == self._device_index
+    def is_possible(self) -> bool:
+        """Is the device that it was compiled on the current one, and no profiler listening to launches?"""
+        return self._current_device() == self._device_index and not launch_hooks_installed()
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, addresses: tuple
     ) -> None:
         """Launch on the current stream; ``addresses`` are those of a, b and out, in bytes."""
-        operands = self._launch.operands
-        # An integer is passed on as it is, a tensor is asked for its address and the driver about that.
-        arguments = addresses if operands is pointers else operands(a, b, out)
+        operands = addresses if self._operands is None else self._operands(a, b, out)
         stream = self._current_stream(self._device_index)
-        self._run(*self._grid, stream, *self._fixed, *arguments, *self._launch.values)
+        self._run(*self._grid, stream, *self._fixed, *operands, *self._values)
 
 
-def launch_hooks_installed() -> bool:
-    """Is a profiler listening to launches? Then they go through the JIT, which calls its hooks."""
-    if knobs is None:
-        compiled_kernel = triton.compiler.CompiledKernel
-        hooks = (compiled_kernel.launch_enter_hook, compiled_kernel.launch_exit_hook)
-    else:
-        hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
-    # From Triton 3.5 a hook is a chain that is always there, with the list of what is installed.
-    return any(getattr(hook, "calls", hook) for hook in hooks)
+if hasattr(getattr(knobs, "runtime", None), "launch_enter_hook") and hasattr(
+    knobs.runtime.launch_enter_hook, "calls"
+):
+
+    def launch_hooks_installed() -> bool:
+        """Is a profiler listening to launches? Then they go through the JIT, which calls its hooks."""
+        runtime = knobs.runtime
+        return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
+
+else:  # before Triton 3.5 a hook is there or it is not
+
+    def launch_hooks_installed() -> bool:
+        """Is a profiler listening to launches? Then they go through the JIT, which calls its hooks."""
+        owner = triton.compiler.CompiledKernel if knobs is None else knobs.runtime
+        return bool(owner.launch_enter_hook or owner.launch_exit_hook)
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:
