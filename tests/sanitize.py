@@ -1,6 +1,7 @@
 """One small call of each kernel family, at sizes that no tile divides, for NVIDIA's compute-sanitizer.
 
     export LOCAL_KERNELS=kernels-test/gemm-triton-autotune=$PWD PYTORCH_NO_CUDA_MEMORY_CACHING=1
+    python tests/sanitize.py    # first, so that nothing is left to be compiled
     compute-sanitizer --tool memcheck python tests/sanitize.py
     compute-sanitizer --tool racecheck python tests/sanitize.py
 
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from exact import assert_product  # noqa: E402
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
+refinements = gemm_kernel.candidates.refinements
 
 # N and K are multiples of 8, as descriptors want them, and of no tile.
 SIZES = [(1, 328, 424), (37, 328, 424), (203, 328, 424), (37, 331, 423), (1, 331, 423)]
@@ -26,10 +28,10 @@ def calls(device):
     """A configuration, a and b for the first size and layout that each variant of each family takes."""
     properties = gemm_kernel.device.device_properties(device)
     variants = {}
-    for config in gemm_kernel.tuning.candidate_configs():
+    candidates = gemm_kernel.tuning.candidate_configs()
+    for config in candidates + [other for each in candidates for other in refinements(each)]:
         # What is no size of a tile is another path through the kernel.
-        path = [(key, value) for key, value in config.items() if not key.startswith("BLOCK_SIZE_")]
-        options = [key_value for key_value in path if not key_value[0].startswith("num_")]
+        options = [key for key in config.items() if not key[0].startswith(("BLOCK_SIZE_", "num_"))]
         if gemm_kernel.kernels.config_problem(config, properties) is None:
             variants.setdefault(str(sorted(options)), config)
     for config in variants.values():

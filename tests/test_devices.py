@@ -317,7 +317,7 @@ def test_k9_clearing_and_tuning_meanwhile_fails_no_call(device, tuned_dir, threa
 
     def work(index):
         if index == 0:
-            for round in range(60):
+            for round in range(30):
                 tuned = {16: entry(2 + round % 2), 64: entry(2)}
                 gemm_kernel.tuned_file.save_tuned_configs(path, tuned)
                 tuning._load_tuned_configs.cache_clear()
