@@ -176,7 +176,7 @@ def _launch_and_plan(
 ) -> None:
     """Launch, and keep what can be repeated in ``plans``, those that were there when the call began."""
     config = _launch(a, b, out)
-    launch = None if config is None else kernels.compile_kernel(a, b, out, config)
+    launch = None if config is None else kernels.repeatable_launch(a, b, out, config)
     if launch is not None:
         if len(plans) >= _MAX_PLANS:
             plans.clear()
@@ -235,6 +235,11 @@ if not hasattr(ops, "gemm"):
     torch.library.register_fake(add_op_namespace_prefix("gemm_out"), _check_operands)
 
 
+# Called by their overload, which torch would have to find at each call.
+_forward = ops.gemm_forward.default
+_out = ops.gemm_out.default
+
+
 def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """Compute ``a @ b`` with float32 accumulation, using the configuration tuned for this GPU.
 
@@ -247,11 +252,11 @@ def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> t
     """
     needs_gradient = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
     if out is None:
-        return ops.gemm(a, b) if needs_gradient else ops.gemm_forward(a, b)
+        return ops.gemm(a, b) if needs_gradient else _forward(a, b)
     if needs_gradient or (out.requires_grad and torch.is_grad_enabled()):
         raise RuntimeError(
             "gemm expects tensors that need no gradient where out is given, as torch does; drop out, "
             "or call it under torch.no_grad()"
         )
-    ops.gemm_out(a, b, out)
+    _out(a, b, out)
     return out

@@ -147,6 +147,8 @@ class _Search:
                 error = _Skip("does not fit")
                 error.__cause__ = ValueError(problem)
                 return error
+            if kernels.INTERPRETED:
+                return None
             try:
                 kernels.compile_kernel(self.a, self.weights[0], self.out, config)
             except Exception as error:

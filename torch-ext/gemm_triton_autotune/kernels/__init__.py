@@ -20,7 +20,7 @@ import torch
 from ..config import DEFAULT_KERNEL, launch_options, validate_config
 from ..device import DeviceProperties, device_guard, device_properties
 from . import gemv, gluon, swap, tiled, tma
-from .launch import INTERPRETED, CompiledLaunch, is_aligned
+from .launch import INTERPRETED, CompiledLaunch, Launch, is_aligned
 
 FAMILIES = {family.NAME: family for family in (tiled, swap, gemv, tma, gluon)}
 
@@ -77,21 +77,28 @@ def launch_gemm_kernel(
 
 def compile_kernel(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
-) -> CompiledLaunch | None:
-    """Compile what `launch_gemm_kernel` launches for these operands, unless that is done, and launch nothing.
-
-    Returns: the launch, to be repeated for operands of the same kind; None where that cannot be: in the
-    interpreter, for operands off alignment, and on other backends than CUDA (ROCm compiles by the size of
-    a storage, too, which is no property of a tensor).
-    """
-    if INTERPRETED:
-        return None
+) -> tuple[Launch, Any]:
+    """Compile what `launch_gemm_kernel` launches for these operands, unless that is done; launch nothing."""
     with device_guard(a.device):
         launch = _family(config).prepare(a, b, out, config)
-        backend = device_properties(a.device).backend
         arguments = *launch.operands(a, b, out), *launch.values
-        options = {**launch_options(config, backend), **launch.options}
-        compiled = launch.kernel.warmup(*arguments, grid=launch.grid, **options)
-        if backend != "cuda" or not all(map(is_aligned, (a, b, out))):
-            return None
+        options = launch_options(config, device_properties(a.device).backend)
+        return launch, launch.kernel.warmup(
+            *arguments, grid=launch.grid, **options, **launch.options
+        )
+
+
+def repeatable_launch(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
+) -> CompiledLaunch | None:
+    """What `launch_gemm_kernel` launches for these operands, to be repeated for others of the same kind.
+
+    Returns: None where that cannot be: in the interpreter, for operands off alignment, and on other
+    backends than CUDA (ROCm compiles by the size of a storage, too, which is no property of a tensor).
+    """
+    is_cuda = not INTERPRETED and device_properties(a.device).backend == "cuda"
+    if not is_cuda or not all(map(is_aligned, (a, b, out))):
+        return None
+    launch, compiled = compile_kernel(a, b, out, config)
+    with device_guard(a.device):
         return CompiledLaunch(launch, compiled, a.device.index)

@@ -57,13 +57,10 @@ class CompiledLaunch:
         self._current_device = driver.get_current_device
         self._current_stream = driver.get_current_stream
         # `run` first: the handles are made when it is read, on the device that is current then.
-        run = compiled.run
-        fixed = (compiled.function, compiled.packed_metadata, None, None, None)
-        grid_x, grid_y, grid_z = launch.grid
+        self._run = compiled.run
+        self._grid = launch.grid
         # No launch metadata and no hooks: with hooks installed this path is not taken.
-        self._run = lambda stream, *arguments: run(
-            grid_x, grid_y, grid_z, stream, *fixed, *arguments
-        )
+        self._fixed = (compiled.function, compiled.packed_metadata, None, None, None)
 
     def is_possible(self) -> bool:
         """Is the device that it was compiled on the current one, and no profiler listening to launches?"""

@@ -107,8 +107,9 @@ def _store(
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-# Either of M and N may be the rows of a model's batch (SWAP), and neither decides how a load is made.
-@triton.jit(do_not_specialize=["M", "N"])
+# The hardware clips, so no size decides how a load is made. And a K known to be one block, as K = 1 would
+# be, makes another kernel: without a loop its barriers lie where tiles were, and on an H200 it faulted.
+@triton.jit(do_not_specialize=["M", "N", "K"])
 def _tma_kernel(
     # descriptors of a and of b, for each part of the tile's width its own, and pointers
     a_desc,
@@ -149,17 +150,20 @@ def _tma_kernel(
     pid_m, pid_n = grouped_tile(tile, num_pid_m, num_pid_n, GROUP_SIZE_M)
     offset_m = pid_m * BLOCK_SIZE_M
     offset_n = pid_n * (PART_N + PART_N2)
-    first_block, last_block = block_range(K, split, BLOCK_SIZE_K, SPLIT_K)
+    if SPLIT_K == 1:
+        first_k, last_k = 0, K
+    else:
+        first_block, last_block = block_range(K, split, BLOCK_SIZE_K, SPLIT_K)
+        first_k, last_k = first_block * BLOCK_SIZE_K, last_block * BLOCK_SIZE_K
     # A loop that may be empty gives the accumulator a second start value, and ptxas then waits after
     # every single wgmma (its message C7515).
-    tl.assume(last_block > first_block)
+    tl.assume(last_k > first_k)
 
     wait_for_inputs(PDL)
     acc = tl.zeros((BLOCK_SIZE_M, PART_N), dtype=tl.float32)
     if PART_N2 > 0:
         acc2 = tl.zeros((BLOCK_SIZE_M, PART_N2), dtype=tl.float32)
-    for block in range(first_block, last_block):
-        k = block * BLOCK_SIZE_K
+    for k in range(first_k, last_k, BLOCK_SIZE_K):
         a = _load_a(a_desc, offset_m, k, A_TRANSPOSED)
         b = _load_b(b_desc, k, offset_n, B_TRANSPOSED)
         acc = tl.dot(a, b, acc)
@@ -198,7 +202,7 @@ def _offs(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     return tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "N", "K"])
 def _tma_persistent_kernel(
     # descriptors
     a_desc,
@@ -274,7 +278,8 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
         return f"num_stages must be 2 or more, got {num_stages}"
     if "maxnreg" in config:
         return "takes no maxnreg: an accumulator needs its registers"
-    # Of the 255 registers of a thread the accumulator may take 192; the rest is enough, nothing spills.
+    # Of the 255 registers of a thread the accumulator may take 192; the rest is enough, and nothing spills
+    # but a few bytes where the largest tiles are split along K, after the loop.
     if rows * columns > 192 * 32 * num_warps:
         return f"a {rows}x{columns} tile needs more than the registers of {num_warps} warps"
     return dependent_launch_problem(config.get("PDL", 0), properties) or shared_memory_problem(
