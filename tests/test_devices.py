@@ -336,43 +336,52 @@ def test_k9_clearing_and_tuning_meanwhile_fails_no_call(device, tuned_dir, threa
 
 
 FORK = f"""
-import os, threading, torch
+import logging, os, signal, threading, torch
 torch.set_num_threads(1)
 {LOAD}
+logging.getLogger("gemm_triton_autotune").addHandler(logging.NullHandler())
+logging.getLogger("gemm_triton_autotune").propagate = False
 cpu = torch.device("cpu")
 a = torch.ones(3, 5, dtype=torch.float16)
-def use():
+def look_up():
     assert "on CPU" in k.explain(3, 5, 3, cpu)
+def use():
+    look_up()
     if k.kernels.INTERPRETED:
         assert float(k.gemm(a, a.t()).sum()) == 45.0
+def fork(work):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)  # a child that hangs fails, by its signal
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return pid
+def join(children):
+    for pid in children:
+        assert os.waitpid(pid, 0)[1] == 0
 for used_before in (False, True):
     if used_before:
         use()
-    # Forked while other threads are in the middle of a look-up.
+    join([fork(use) for _ in range(2)])
+    # Forked while other threads are in the middle of a look-up. The child looks up, too: what torch and
+    # numpy make of a fork among threads is not ours.
     stop = threading.Event()
-    def look_up():
+    def repeat():
         M = 1
         while not stop.is_set():
             k.tuning.get_config(M, 8, 8, cpu); k.tuning._load_tuned_configs.cache_clear(); M += 1
-    threads = [threading.Thread(target=look_up) for _ in range(3)]
+    threads = [threading.Thread(target=repeat) for _ in range(3)]
     for thread in threads:
         thread.start()
-    children = []
-    for _ in range(5):
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                use()
-                status = 0
-            finally:
-                os._exit(status)
-        children.append(pid)
+    children = [fork(look_up) for _ in range(5)]
     stop.set()
     for thread in threads:
         thread.join()
-    for pid in children:
-        assert os.waitpid(pid, 0)[1] == 0
+    join(children)
 print("forked")
 """
 
