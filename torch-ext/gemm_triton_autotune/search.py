@@ -104,19 +104,19 @@ class _Search:
         if self.timer is None:
             leaders = [config for _, config in sorted(self.times, key=_time)[:_REFINED]]
             self._look([refined for config in leaders for refined in refinements(config)])
-        times, measured = self.times, len(self.times)
-        torch_call = self._rotation(lambda b: torch.mm(self.a, b, out=self.out))
-        if self.timer is None:
-            times, torch_ms = self._final(GraphedCalls(torch_call))
-        else:
-            torch_ms = self.timer(torch_call)
-        if not times:
+        if not self.times:
             counts = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())
             K, N = self.weights[0].shape
             raise RuntimeError(
                 f"None of {len(candidates)} candidates runs for M={self.M}, N={N}, K={K} in "
                 f"{self.a.dtype} on {self.a.device}: {counts}"
             )
+        times, measured = self.times, len(self.times)
+        torch_call = self._rotation(lambda b: torch.mm(self.a, b, out=self.out))
+        if self.timer is None:
+            times, torch_ms = self._final(GraphedCalls(torch_call))
+        else:
+            torch_ms = self.timer(torch_call)
         tuned_ms, config = min(times, key=_time)
         default_ms = next((ms for ms, config in times if config == self.default), math.nan)
         if tuned_ms > default_ms * (1 - _LEAST_GAIN):
