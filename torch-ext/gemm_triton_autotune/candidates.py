@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import kernels
-from .config import Config, default_config
+from .config import DEFAULT_KERNEL, Config, default_config, plain_config
 from .device import DeviceProperties
 from .kernels.launch import cdiv
 
@@ -231,27 +231,12 @@ _ABSENT = {
 }
 
 
-def _config(
-    kernel: str,
-    block_m: int,
-    block_n: int,
-    block_k: int,
-    num_warps: int,
-    num_stages: int,
-    **more: int,
-) -> Config:
-    config = {
-        "BLOCK_SIZE_M": block_m,
-        "BLOCK_SIZE_N": block_n,
-        "BLOCK_SIZE_K": block_k,
-        "GROUP_SIZE_M": 8,
-        "num_warps": num_warps,
-        "num_stages": num_stages,
-    }
+def _config(kernel: str, *tile: int, **more: int) -> Config:
+    """`plain_config` of ``tile`` for a family, with what ``more`` says beyond the default of its keys."""
     # As the upstream example writes its entries: what is absent has its default.
-    if kernel != "tiled":
-        config = {"kernel": kernel, **config}
-    return {**config, **{key: value for key, value in more.items() if value != _ABSENT[key]}}
+    family = {} if kernel == DEFAULT_KERNEL else {"kernel": kernel}
+    others = {key: value for key, value in more.items() if value != _ABSENT[key]}
+    return {**family, **plain_config(*tile), **others}
 
 
 def _splits(

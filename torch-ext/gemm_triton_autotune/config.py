@@ -119,7 +119,13 @@ def default_config(M: int, N: int, K: int) -> Config:
         tile = (64, 64, 64, 4, 4)
     else:
         tile = (128, 128, 32, 8, 4)
-    block_m, block_n, block_k, num_warps, num_stages = tile
+    return plain_config(*tile)
+
+
+def plain_config(
+    block_m: int, block_n: int, block_k: int, num_warps: int, num_stages: int
+) -> Config:
+    """The six keys that every configuration has, in the order in which files have them."""
     return {
         "BLOCK_SIZE_M": block_m,
         "BLOCK_SIZE_N": block_n,

@@ -68,10 +68,8 @@ def launch_gemm_kernel(
         exact = torch.empty_like(out, dtype=torch.float32)
         return out.copy_(launch_gemm_kernel(a.float(), b.float(), exact, config))
     with device_guard(a.device):
-        launch = _family(config).prepare(a, b, out, config)
-        options = launch_options(config, device_properties(a.device).backend)
-        arguments = *launch.operands(a, b, out), *launch.values
-        launch.kernel[launch.grid](*arguments, **options, **launch.options)
+        launch, arguments, options = _prepare(a, b, out, config)
+        launch.kernel[launch.grid](*arguments, **options)
     return out
 
 
@@ -80,12 +78,17 @@ def compile_kernel(
 ) -> tuple[Launch, Any]:
     """Compile what `launch_gemm_kernel` launches for these operands, unless that is done; launch nothing."""
     with device_guard(a.device):
-        launch = _family(config).prepare(a, b, out, config)
-        arguments = *launch.operands(a, b, out), *launch.values
-        options = launch_options(config, device_properties(a.device).backend)
-        return launch, launch.kernel.warmup(
-            *arguments, grid=launch.grid, **options, **launch.options
-        )
+        launch, arguments, options = _prepare(a, b, out, config)
+        return launch, launch.kernel.warmup(*arguments, grid=launch.grid, **options)
+
+
+def _prepare(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
+) -> tuple[Launch, tuple, dict[str, Any]]:
+    """The launch, all arguments of its kernel in order, and its options."""
+    launch = _family(config).prepare(a, b, out, config)
+    options = launch_options(config, device_properties(a.device).backend)
+    return launch, (*launch.operands(a, b, out), *launch.values), {**options, **launch.options}
 
 
 def repeatable_launch(

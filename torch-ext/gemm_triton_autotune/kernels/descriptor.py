@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from .launch import cdiv
+
 # Sizes and coordinates are 32-bit integers, those of a last tile that reaches over the edge as well.
 _MAX_SIZE = 2**31 - 1024
 
@@ -13,7 +15,7 @@ def row_stride(tensor: torch.Tensor) -> int:
     rows, columns = tensor.shape
     # The stride of a single row is never used, and torch lets it be anything; TMA wants it aligned.
     elements = 16 // tensor.element_size()
-    return tensor.stride(0) if rows > 1 else -(-columns // elements) * elements
+    return tensor.stride(0) if rows > 1 else cdiv(columns, elements) * elements
 
 
 def descriptor_problem(name: str, tensor: torch.Tensor, written: bool = False) -> str | None:
