@@ -140,6 +140,20 @@ def test_the_number_of_kept_launches_has_an_end(device, kept, monkeypatch):
         assert len(tuning.call_plans) <= 5
 
 
+def test_a_gradient_from_what_out_held_before_is_refused(device, kept):
+    a, b = operands(device)
+    scale = torch.ones(M, N, dtype=torch.float16, device=device, requires_grad=True)
+    out = torch.ones(M, N, dtype=torch.float16, device=device)
+    for count in range(2):
+        loss = (scale * out).sum()
+        gemm_kernel.gemm(a, b, out=out)
+        assert len(kept.calls) == count
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    with torch.inference_mode():
+        gemm_kernel.gemm(a, b, out=torch.empty_like(out))
+
+
 def test_operands_that_need_a_gradient_get_one(device, kept):
     a, b = operands(device)
     gemm_kernel.gemm(a, b)
@@ -155,6 +169,7 @@ def test_the_kernel_gets_what_the_jit_would_give_it(monkeypatch, by_pointer):
         get_current_device=lambda: 3, get_current_stream=lambda index: 70 + index
     )
     monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=driver))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     calls = []
     compiled = SimpleNamespace(
         run=lambda *arguments: calls.append(arguments), function="handle", packed_metadata="packed"
@@ -169,6 +184,90 @@ def test_the_kernel_gets_what_the_jit_would_give_it(monkeypatch, by_pointer):
     assert calls == [expected]
     driver.get_current_device = lambda: 0
     assert not launching.CompiledLaunch(launch, compiled, 3).is_possible()
+    # A single device is always the current one.
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert launching.CompiledLaunch(launch, compiled, 3).is_possible()
+
+
+class Launcher:
+    """A launcher as Triton's: `launch` is its compiled function."""
+
+    global_scratch_size = profile_scratch_size = 0
+    launch_pdl = True
+
+    def __init__(self):
+        self.calls = []
+        self.launch = lambda *arguments: self.calls.append(arguments)
+
+
+class SpreadLauncher(Launcher):
+    """The order of Triton 3.6."""
+
+    def __call__(self, x, y, z, stream, function, *arguments):
+        self.launch(x, y, z, stream, function, False, self.launch_pdl, None, None, *arguments)
+
+
+class PackedLauncher(Launcher):
+    """The order of Triton 3.7: the arguments of the kernel are one tuple, and what they are stands before it."""
+
+    def __call__(self, x, y, z, stream, function, metadata, other, enter, leave, *arguments):
+        before = (function, False, self.launch_pdl, metadata, other, enter, leave, None, None)
+        self.launch(x, y, z, stream, *before, "signature", arguments)
+
+
+class ScratchLauncher(SpreadLauncher):
+    """One whose kernel needs memory that is new at each launch."""
+
+    global_scratch_size = 128
+
+
+class TwiceLauncher(SpreadLauncher):
+    def __call__(self, *arguments):
+        super().__call__(*arguments)
+        super().__call__(*arguments)
+
+
+class MovedLauncher(Launcher):
+    def __call__(self, x, y, z, stream, function, *arguments):
+        self.launch(stream, x, y, z, function, *arguments)
+
+
+class RefusingLauncher(Launcher):
+    def __call__(self, x, y, z, *arguments):
+        if not isinstance(x, int):
+            raise TypeError("an integer is required")
+        self.launch(x, y, z, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "is_direct"),
+    [
+        (SpreadLauncher, True),
+        (PackedLauncher, True),
+        (ScratchLauncher, False),
+        (TwiceLauncher, False),
+        (MovedLauncher, False),
+        (RefusingLauncher, False),
+    ],
+)
+def test_the_compiled_function_gets_what_the_launcher_would_give_it(
+    monkeypatch, launcher, is_direct
+):
+    driver = SimpleNamespace(
+        get_current_device=lambda: 0, get_current_stream=lambda index: 70 + index
+    )
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=driver))
+    run = launcher()
+    run(5, 1, 1, 70, "handle", "packed", None, None, None, 16, 32, 48, M, N)
+    expected, run.calls = run.calls, []
+    compiled = SimpleNamespace(run=run, function="handle", packed_metadata="packed")
+    kept = launching.CompiledLaunch(
+        launching.Launch("kernel", (5, 1, 1), launching.pointers, (M, N)), compiled, 0
+    )
+    assert run.calls == []
+    assert (kept._launcher is not run) == is_direct
+    kept("a", "b", "out", (16, 32, 48))
+    assert run.calls == expected
 
 
 def test_a_profiler_that_listens_to_launches_is_seen():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Callable, NamedTuple
 
 import torch
+from torch.autograd.graph import increment_version
 
 from . import kernels, tuning
 from ._ops import add_op_namespace_prefix, ops
@@ -123,6 +124,8 @@ _MAX_PLANS = 4096
 
 
 def _gemm_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    # Torch does not see that a kernel writes: a gradient that was to be computed from what out held before
+    # would be wrong, and nobody would be told, if its version stayed.
     try:
         kind = (
             *(a.shape, a.stride(), a.dtype, a.device),
@@ -141,10 +144,12 @@ def _gemm_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         apart_from_b = out_end <= b_address or b_address + plan.b_bytes <= out_address
         if apart_from_a and apart_from_b and _is_possible(plan):
             plan.launch(a, b, out, addresses)
+            increment_version(out)
             return
     _check_operands(a, b, out)
     _check_memory(a, b, out)
     _launch_and_plan(a, b, out, kind, plans)
+    increment_version(out)
 
 
 def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
