@@ -730,6 +730,9 @@ def test_k13_a_home_that_cannot_be_used_is_survived(device, tmp_path, monkeypatc
         assert_product(gemm_kernel.gemm(a, b), a, b)
         assert all(directory.is_absolute() for directory in tuning.search_path())
         assert len(warnings_of(caplog)) == 1
+        # A log file, a terminal and whoever collects logs may take nothing but text.
+        for message in (caplog.text, gemm_kernel.explain(3, 7, 5, torch.device(device))):
+            message.encode("utf-8")
     finally:
         tuning._load_tuned_configs.cache_clear()
     assert list(tmp_path.iterdir()) == []

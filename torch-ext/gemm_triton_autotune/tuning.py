@@ -145,7 +145,12 @@ def _log_once(level: int, message: str) -> None:
         return
     if len(_logged) > _MAX_LOGGED:
         message = f"{_MAX_LOGGED} causes were reported: no more are in this process."
-    logger.log(level, "%s", message)
+    logger.log(level, "%s", _printable(message))
+
+
+def _printable(message: str) -> str:
+    """``message`` for a log or a terminal: the name of a folder need not be text in any encoding."""
+    return message.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @_TunedConfigsCache
@@ -270,7 +275,7 @@ def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: 
         config = default_config(M, N, K)
         why = f"the default, because {_why_default(N, K, device, layout, tuned)}"
     problem = f"(M={M}, K={K}) @ (K={K}, N={N}), {layout}, on {device_name(device)}"
-    return f"{problem}: {config}, {why}."
+    return _printable(f"{problem}: {config}, {why}.")
 
 
 def _why_default(
@@ -390,7 +395,8 @@ def tune_gemm(
         raise RuntimeError(failures[0])
     outranking = outranked_by(path)
     if outranking is not None:
-        logger.warning("%s is searched before %s and hides it.", outranking, path)
+        hides = f"{outranking} is searched before {path} and hides it."
+        logger.warning("%s", _printable(hides))
     return path
 
 
