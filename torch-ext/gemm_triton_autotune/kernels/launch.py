@@ -43,8 +43,9 @@ class CompiledLaunch:
         "_device_index",
         "_fixed",
         "_grid",
+        "_launcher",
         "_operands",
-        "_run",
+        "_packed",
         "_values",
     )
 
@@ -53,18 +54,21 @@ class CompiledLaunch:
         # An integer is passed on as it is; a tensor is asked for its address, and the driver about that.
         self._operands = None if launch.operands is pointers else launch.operands
         self._values = launch.values
-        self._device_index = device_index
-        self._current_device = driver.get_current_device
-        self._current_stream = driver.get_current_stream
-        # `run` first: the handles are made when it is read, on the device that is current then.
-        self._run = compiled.run
         self._grid = launch.grid
+        self._device_index = device_index
+        self._current_stream = driver.get_current_stream
+        # One device is always the current one.
+        self._current_device = driver.get_current_device if torch.cuda.device_count() > 1 else None
+        # `run` first: the handles are made when it is read, on the device that is current then.
+        run = compiled.run
         # No launch metadata and no hooks: with hooks installed this path is not taken.
-        self._fixed = (compiled.function, compiled.packed_metadata, None, None, None)
+        fixed = (compiled.function, compiled.packed_metadata, None, None, None)
+        self._launcher, self._fixed, self._packed = _below(run, fixed) or (run, fixed, False)
 
     def is_possible(self) -> bool:
         """Is the device that it was compiled on the current one, and no profiler listening to launches?"""
-        return self._current_device() == self._device_index and not launch_hooks_installed()
+        current = self._current_device
+        return (current is None or current() == self._device_index) and not launch_hooks_installed()
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, addresses: tuple
@@ -72,7 +76,52 @@ class CompiledLaunch:
         """Launch on the current stream; ``addresses`` are those of a, b and out, in bytes."""
         operands = addresses if self._operands is None else self._operands(a, b, out)
         stream = self._current_stream(self._device_index)
-        self._run(*self._grid, stream, *self._fixed, *operands, *self._values)
+        if self._packed:
+            arguments = (*operands, *self._values)
+            self._launcher(*self._grid, stream, *self._fixed, arguments)
+        else:
+            self._launcher(*self._grid, stream, *self._fixed, *operands, *self._values)
+
+
+class _Listener:
+    """Stands in for a launcher of Triton's and keeps what would have gone to its compiled function."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        self.heard: list[tuple] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    def launch(self, *arguments: Any) -> None:
+        self.heard.append(arguments)
+
+
+def _below(run: Any, fixed: tuple) -> tuple[Callable, tuple, bool] | None:
+    """What ``run(*grid, stream, *fixed, *arguments)`` calls in its turn, so that a launch need not ask again.
+
+    Returns: the function, what it takes between the stream and the arguments of the kernel, and whether it
+    takes those as one tuple. Each release of Triton orders them in its own way, so a call is listened to;
+    None if what is heard is not of that form, or if there is more to do at each launch.
+    """
+    if not (hasattr(run, "launch") and _needs_no_scratch(run)):
+        return None
+    listener = _Listener(run)
+    grid, stream, first, second = (object(), object(), object()), object(), object(), object()
+    try:
+        type(run).__call__(listener, *grid, stream, *fixed, first, second)
+        (heard,) = listener.heard
+    except Exception:  # not the launcher that this was written for
+        return None
+    if heard[:4] != (*grid, stream):
+        return None
+    if heard[-2:] == (first, second):
+        return run.launch, heard[4:-2], False
+    return (run.launch, heard[4:-1], True) if heard[-1] == (first, second) else None
+
+
+def _needs_no_scratch(run: Any) -> bool:
+    return getattr(run, "global_scratch_size", 1) == getattr(run, "profile_scratch_size", 1) == 0
 
 
 if hasattr(getattr(knobs, "runtime", None), "launch_enter_hook") and hasattr(
