@@ -61,9 +61,7 @@ def compile_config(config: dict, layout: str, dtype: torch.dtype, M: int) -> dic
     launch = family.prepare(a, b, out, config)
     options = gemm_kernel.config.launch_options(config, triton.runtime.driver.active.target.backend)
     options.update(launch.options)
-    compiled = launch.kernel.warmup(
-        *launch.operands(a, b, out), *launch.values, grid=launch.grid, **options
-    )
+    compiled = launch.kernel.warmup(*launch.arguments(a, b, out), grid=launch.grid, **options)
     report = {"shared": compiled.metadata.shared}
     if "ptx" in compiled.asm:
         ptx = compiled.asm["ptx"]

@@ -162,31 +162,16 @@ def test_operands_that_need_a_gradient_get_one(device, kept):
     assert_product(a.grad, torch.ones(M, N, dtype=torch.float16, device=device), b.t())
 
 
-@pytest.mark.parametrize("by_pointer", [True, False])
-def test_the_kernel_gets_what_the_jit_would_give_it(monkeypatch, by_pointer):
-    # CompiledKernel.run takes grid, stream, handles and hooks, then all arguments by position
-    driver = SimpleNamespace(
-        get_current_device=lambda: 3, get_current_stream=lambda index: 70 + index
-    )
-    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=driver))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    calls = []
-    compiled = SimpleNamespace(
-        run=lambda *arguments: calls.append(arguments), function="handle", packed_metadata="packed"
-    )
-    described = launching.pointers if by_pointer else lambda a, b, out: ("A", "B", None, "O")
-    launch = launching.Launch("kernel", (5, 1, 1), described, (M, N, K, 64), {"launch_pdl": True})
-    kept = launching.CompiledLaunch(launch, compiled, 3)
-    assert kept.is_possible()
-    kept("a", "b", "out", (16, 32, 48))
-    operands = (16, 32, 48) if by_pointer else ("A", "B", None, "O")
-    expected = (5, 1, 1, 73, "handle", "packed", None, None, None, *operands, M, N, K, 64)
-    assert calls == [expected]
-    driver.get_current_device = lambda: 0
-    assert not launching.CompiledLaunch(launch, compiled, 3).is_possible()
-    # A single device is always the current one.
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert launching.CompiledLaunch(launch, compiled, 3).is_possible()
+ARGUMENTS = (M, N, K, 64)
+
+
+class Compiled:
+    """A compiled kernel: what `run` is and the handles that it is called with."""
+
+    function, packed_metadata = "handle", "packed"
+
+    def __init__(self, run):
+        self.run = run
 
 
 class Launcher:
@@ -227,16 +212,54 @@ class TwiceLauncher(SpreadLauncher):
         super().__call__(*arguments)
 
 
-class MovedLauncher(Launcher):
-    def __call__(self, x, y, z, stream, function, *arguments):
-        self.launch(stream, x, y, z, function, *arguments)
+class TurningLauncher(Launcher):
+    def __call__(self, *arguments):
+        self.launch(*reversed(arguments))
 
 
 class RefusingLauncher(Launcher):
-    def __call__(self, x, y, z, *arguments):
-        if not isinstance(x, int):
+    def __call__(self, x, y, z, stream, *arguments):
+        if not isinstance(stream, int):
             raise TypeError("an integer is required")
-        self.launch(x, y, z, *arguments)
+        self.launch(x, y, z, stream, *arguments)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """What is asked of Triton's driver for each launch, with device 3 the current one of four."""
+    driver = SimpleNamespace(
+        get_current_device=lambda: 3, get_current_stream=lambda index: 70 + index
+    )
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=driver))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    return driver
+
+
+def keep(run, operands=("a", "b", "out"), scratch=None):
+    launch = launching.Launch("kernel", (5, 1, 1), operands, ARGUMENTS, scratch)
+    return gemm_kernel.kernels.kept_launch.KeptLaunch(launch, Compiled(run), *on_device_3(0))
+
+
+def on_device_3(seed):
+    """Operands that say they are on a device that is not here."""
+    return tuple(SomeTensor(1000 * seed + 16 * i) for i in range(1, 4))
+
+
+class SomeTensor:
+    device = SimpleNamespace(index=3)
+    shape = torch.Size((64, 128))
+
+    def __init__(self, address):
+        self.address = address
+
+    def data_ptr(self):
+        return self.address
+
+    def stride(self):
+        return 128, 1
+
+    def new_empty(self, count, dtype):
+        return SomeTensor(900000 + count)
 
 
 @pytest.mark.parametrize(
@@ -246,28 +269,140 @@ class RefusingLauncher(Launcher):
         (PackedLauncher, True),
         (ScratchLauncher, False),
         (TwiceLauncher, False),
-        (MovedLauncher, False),
+        (TurningLauncher, False),
         (RefusingLauncher, False),
     ],
 )
-def test_the_compiled_function_gets_what_the_launcher_would_give_it(
-    monkeypatch, launcher, is_direct
-):
-    driver = SimpleNamespace(
-        get_current_device=lambda: 0, get_current_stream=lambda index: 70 + index
-    )
-    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=driver))
+def test_the_compiled_function_gets_what_the_launcher_would_give_it(driver, launcher, is_direct):
     run = launcher()
-    run(5, 1, 1, 70, "handle", "packed", None, None, None, 16, 32, 48, M, N)
+    # CompiledKernel.run takes grid, stream, handles and hooks, then all arguments by position
+    tensors = on_device_3(7)
+    addresses = tuple(tensor.data_ptr() for tensor in tensors)
+    run(5, 1, 1, 73, "handle", "packed", None, None, None, *addresses, *ARGUMENTS)
     expected, run.calls = run.calls, []
-    compiled = SimpleNamespace(run=run, function="handle", packed_metadata="packed")
-    kept = launching.CompiledLaunch(
-        launching.Launch("kernel", (5, 1, 1), launching.pointers, (M, N)), compiled, 0
-    )
+    kept = keep(run)
     assert run.calls == []
-    assert (kept._launcher is not run) == is_direct
-    kept("a", "b", "out", (16, 32, 48))
+    assert (kept._call is not None) == is_direct
+    kept(*tensors, addresses)
+    if not is_direct:  # then Triton asks each tensor for its address
+        run.calls = [
+            tuple(getattr(value, "address", value) for value in call) for call in run.calls
+        ]
     assert run.calls == expected
+
+
+def test_scratch_memory_is_each_launch_its_own(driver, monkeypatch):
+    monkeypatch.setattr(launching, "get_counters", lambda device, count: SomeTensor(5000 + count))
+    run = SpreadLauncher()
+    scratch = launching.Scratch(256, 8)
+    kept = keep(run, ("a", "b", "out", "partials", "counters"), scratch)
+    kept(*on_device_3(1), (16, 32, 48))
+    assert run.calls[0][13:18] == (16, 32, 48, 900256, 5008)
+
+
+def test_a_launch_is_for_the_current_device(driver, monkeypatch):
+    kept = keep(SpreadLauncher())
+    assert kept.is_possible()
+    driver.get_current_device = lambda: 0
+    assert not keep(SpreadLauncher()).is_possible()
+    # A single device is always the current one.
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert keep(SpreadLauncher()).is_possible()
+
+
+class Descriptor:
+    """As Triton's TensorDescriptor."""
+
+    padding, round_f32_to_tf32 = "zero", False
+
+    def __init__(self, base):
+        self.base, self.shape, self.strides = base, [64, 128], [128, 1]
+
+
+@pytest.fixture
+def encoded(driver):
+    """The addresses that were encoded, by Triton's own wrapper of the installed version."""
+    encoded = []
+
+    class Encoded:
+        def __init__(self, address, *rest):
+            self.address = address
+            encoded.append(address)
+
+    driver.utils = SimpleNamespace(fill_tma_descriptor=Encoded, fill_tma_descriptor_tiled=Encoded)
+    return encoded
+
+
+def installed_launcher(signature):
+    """Triton's own launcher for a kernel of such a signature, its compiled function replaced."""
+    from triton.backends.nvidia import driver as nvidia
+
+    meta = {
+        "swizzle": 3, "elem_size": 2, "elem_type": 6, "block_size": [64, 64], "fp4_padded": False
+    }  # fmt: skip
+    calls = []
+
+    def launch(*arguments):
+        if isinstance(arguments[-1], (tuple, list)):
+            arguments = (*arguments[:-1], *arguments[-1])
+        calls.append(arguments)
+
+    run = object.__new__(nvidia.CudaLauncher)
+    signature = dict(enumerate(signature))
+    metas = [meta for kind in signature.values() if kind.startswith("tensordesc")]
+    run.launch = nvidia.wrap_handle_tensordesc(launch, signature, metas)
+    run.global_scratch_size = run.profile_scratch_size = 0
+    run.global_scratch_align = run.profile_scratch_align = run.num_ctas = 1
+    run.launch_cooperative_grid = run.launch_pdl = run.gsan_enabled = False
+    run.arg_annotations = run.kernel_signature = None
+    return run, calls
+
+
+def plain(arguments):
+    """What can be compared: the address that a descriptor was encoded for."""
+    return [getattr(argument, "address", argument) for argument in arguments]
+
+
+def test_triton_launches_pointers_as_it_is_listened_to(driver):
+    run, calls = installed_launcher(["*bf16"] * 3 + ["i32"] * 4)
+    run(5, 1, 1, 73, "handle", "packed", None, None, None, 16, 32, 48, *ARGUMENTS)
+    kept = keep(run)
+    assert kept._call is not None, "this version of Triton launches in another way"
+    kept(*on_device_3(1), (16, 32, 48))
+    assert calls[1] == calls[0]
+
+
+def test_triton_launches_descriptors_as_it_is_listened_to(driver, encoded):
+    run, calls = installed_launcher(
+        ["tensordesc<bf16[64, 64]>", "*bf16", "tensordesc<bf16[64, 64]>"] + ["i32"] * 4
+    )
+    described = launching.Described
+    kept = keep(run, (described("b", Descriptor), "out", described("a", Descriptor)))
+    assert kept._call is not None, "this version of Triton launches in another way"
+    for seed in (1, 2):
+        a, b, out = on_device_3(seed)
+        run(
+            *(5, 1, 1, 73, "handle", "packed", None, None, None),
+            *(Descriptor(b), out.address, Descriptor(a), *ARGUMENTS),
+        )
+        encoded.clear()
+        for _ in range(2):
+            kept(a, b, out, (a.address, b.address, out.address))
+            assert plain(calls[-1]) == plain(calls[-2])
+        assert sorted(encoded) == [a.address, b.address]
+
+
+def test_the_number_of_kept_descriptors_has_an_end(driver, encoded, monkeypatch):
+    kept_launch = gemm_kernel.kernels.kept_launch
+    monkeypatch.setattr(kept_launch, "_MAX_ENCODED", 6)
+    monkeypatch.setattr(kept_launch, "_encoded", {})
+    run, calls = installed_launcher(["tensordesc<bf16[64, 64]>"] + ["*bf16"] * 2 + ["i32"] * 4)
+    kept = keep(run, (launching.Described("a", Descriptor), "b", "out"))
+    for seed in range(20):
+        a, b, out = on_device_3(seed)
+        kept(a, b, out, (a.address, b.address, out.address))
+        assert plain(calls[-1]).count(a.address) == 1
+        assert len(kept_launch._encoded) <= 6
 
 
 def test_a_profiler_that_listens_to_launches_is_seen():

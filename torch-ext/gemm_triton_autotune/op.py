@@ -10,7 +10,7 @@ from torch.autograd.graph import increment_version
 from . import kernels, tuning
 from ._ops import add_op_namespace_prefix, ops
 from .config import Config
-from .kernels.launch import CompiledLaunch
+from .kernels.kept_launch import KeptLaunch
 
 
 def _check_operands(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
@@ -110,7 +110,7 @@ def _layout(b: torch.Tensor) -> str:
 class _CallPlan(NamedTuple):
     """What is left to do for a call whose kind of operands was checked before."""
 
-    launch: CompiledLaunch
+    launch: KeptLaunch
     # Bytes from the first element of each operand to behind its last.
     a_bytes: int
     b_bytes: int

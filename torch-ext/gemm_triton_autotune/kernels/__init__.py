@@ -20,7 +20,8 @@ import torch
 from ..config import DEFAULT_KERNEL, launch_options, validate_config
 from ..device import DeviceProperties, device_guard, device_properties
 from . import gemv, gluon, swap, tiled, tma
-from .launch import INTERPRETED, CompiledLaunch, Launch, is_aligned
+from .kept_launch import KeptLaunch
+from .launch import INTERPRETED, Launch, is_aligned
 
 FAMILIES = {family.NAME: family for family in (tiled, swap, gemv, tma, gluon)}
 
@@ -88,12 +89,12 @@ def _prepare(
     """The launch, all arguments of its kernel in order, and its options."""
     launch = _family(config).prepare(a, b, out, config)
     options = launch_options(config, device_properties(a.device).backend)
-    return launch, (*launch.operands(a, b, out), *launch.values), {**options, **launch.options}
+    return launch, launch.arguments(a, b, out), {**options, **launch.options}
 
 
 def repeatable_launch(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
-) -> CompiledLaunch | None:
+) -> KeptLaunch | None:
     """What `launch_gemm_kernel` launches for these operands, to be repeated for others of the same kind.
 
     Returns: None where that cannot be: in the interpreter, for operands off alignment, and on other
@@ -104,4 +105,4 @@ def repeatable_launch(
         return None
     launch, compiled = compile_kernel(a, b, out, config)
     with device_guard(a.device):
-        return CompiledLaunch(launch, compiled, a.device.index)
+        return KeptLaunch(launch, compiled, a, b, out)

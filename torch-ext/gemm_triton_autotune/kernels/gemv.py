@@ -144,8 +144,9 @@ def prepare(
     return Launch(
         kernel=_gemv_kernel,
         grid=(tiles * SPLIT_K, 1, 1),
-        operands=split_k.operands(SPLIT_K, tiles, block_n),
+        operands=("a", "b", "out", *split_k.operands(SPLIT_K)),
         values=(N, K, a.stride(1), *b.stride(), out.stride(1))
         + (block_n, block_k, SPLIT_K, K % block_k == 0, config["num_stages"], config.get("PDL", 0)),
+        scratch=split_k.scratch(SPLIT_K, tiles, block_n),
         options=dependent_launch.options(config.get("PDL", 0)),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 import triton
@@ -17,7 +17,7 @@ import triton
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties, device_properties
 from .descriptor import descriptor_problem, row_stride
-from .launch import INTERPRETED, Launch, cdiv, shared_memory_problem
+from .launch import INTERPRETED, Described, Launch, cdiv, shared_memory_problem
 
 # Gluon is experimental, and each release renames something: no version that was not compiled is taken.
 try:
@@ -146,20 +146,17 @@ def prepare(
     rows = block_m // tile.consumers
     is_nt = _is_nt(b)
     b_box = (_box_columns(tile), block_k) if is_nt else (block_k, _box_columns(tile))
-    a_fields = _descriptor_fields(a, (rows, block_k))
-    b_fields = _descriptor_fields(b.t() if is_nt else b, b_box)
-    out_fields = _descriptor_fields(out, (rows, _chunk_columns(tile)))
-
-    def operands(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple:
-        return _descriptor(a, a_fields), _descriptor(b, b_fields), _descriptor(out, out_fields)
-
     # One CTA fills a multiprocessor, and each takes as many tiles as the others, or one less.
     tiles = cdiv(M, block_m) * cdiv(N, block_n)
     multiprocessors = device_properties(a.device).multiprocessors or tiles
     return Launch(
         kernel=gluon_gemm_kernel,
         grid=(min(tiles, multiprocessors), 1, 1),
-        operands=operands,
+        operands=(
+            Described("a", _describe(a, (rows, block_k))),
+            Described("b", _describe(b.t() if is_nt else b, b_box)),
+            Described("out", _describe(out, (rows, _chunk_columns(tile)))),
+        ),
         values=(M, N, K)
         + (block_m, block_n, block_k, config["GROUP_SIZE_M"], config["num_stages"])
         + (tile.consumers, tile.part_1, tile.part_2, tile.staging)
@@ -167,17 +164,16 @@ def prepare(
     )
 
 
-def _descriptor_fields(tensor: torch.Tensor, box: tuple[int, int]) -> dict[str, Any]:
-    """What the TMA descriptors of all tensors of the shape and strides of ``tensor`` have in common."""
+def _describe(rows: torch.Tensor, box: tuple[int, int]) -> Callable[[torch.Tensor], Any]:
+    """What makes the descriptor of a tensor whose rows are as these: all but its address is known before."""
     layout = NVMMASharedLayout(swizzle_byte_width=min(2 * box[1], 128), element_bitwidth=16, rank=2)
-    descriptor = TensorDescriptor(
-        tensor, list(tensor.shape), [row_stride(tensor), 1], list(box), layout
-    )
-    return {name: value for name, value in vars(descriptor).items() if name != "base"}
+    first = TensorDescriptor(rows, list(rows.shape), [row_stride(rows), 1], list(box), layout)
+    fields = {name: value for name, value in vars(first).items() if name != "base"}
 
+    def describe(tensor: torch.Tensor) -> Any:
+        # Not through __init__, which checks again what `operand_problem` has.
+        descriptor = object.__new__(TensorDescriptor)
+        descriptor.__dict__.update(fields, base=tensor)
+        return descriptor
 
-def _descriptor(base: torch.Tensor, fields: dict[str, Any]) -> Any:
-    # Not through __init__, which checks again what `operand_problem` has: this is on the path of each call.
-    descriptor = object.__new__(TensorDescriptor)
-    descriptor.__dict__.update(fields, base=base)
-    return descriptor
+    return describe

@@ -9,14 +9,12 @@ of CUDA's sample threadFenceReduction
 
 from __future__ import annotations
 
-from typing import Callable
-
-import torch
 import triton
 import triton.language as tl
 
 from ..config import IntRange, Parameter
-from .counters import MAX_COUNTERS, get_counters
+from .counters import MAX_COUNTERS
+from .launch import Scratch
 
 PARAMETER = Parameter(IntRange(1, 16), default=1)
 
@@ -90,25 +88,11 @@ def operand_problem(SPLIT_K: int, tiles: int, tile_size: int) -> str | None:
     return None
 
 
-def scratch(
-    SPLIT_K: int, tiles: int, tile_size: int
-) -> Callable[[torch.device], tuple[torch.Tensor | None, torch.Tensor | None]]:
-    """What gives each launch its partial sums and counters; without a split both are None."""
-    if SPLIT_K == 1:
-        return lambda device: (None, None)
-    size = tiles * tile_size * SPLIT_K
-
-    # From torch at each launch: its allocator orders reuse by stream, and gives a CUDA graph that is
-    # captured memory of its own.
-    return lambda device: (
-        torch.empty(size, dtype=torch.float32, device=device),
-        get_counters(device, tiles),
-    )
+def scratch(SPLIT_K: int, tiles: int, tile_size: int) -> Scratch | None:
+    """What a launch of ``tiles`` tiles with ``tile_size`` elements each shares its sums through."""
+    return None if SPLIT_K == 1 else Scratch(tiles * tile_size * SPLIT_K, tiles)
 
 
-def operands(
-    SPLIT_K: int, tiles: int, tile_size: int
-) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple]:
-    """The `operands` of a launch that takes pointers: a, b, out, partial sums, counters."""
-    get_scratch = scratch(SPLIT_K, tiles, tile_size)
-    return lambda a, b, out: (a, b, out, *get_scratch(a.device))
+def operands(SPLIT_K: int) -> tuple[str | None, str | None]:
+    """The pointers to what `scratch` gives."""
+    return (None, None) if SPLIT_K == 1 else ("partials", "counters")

@@ -146,8 +146,9 @@ def prepare(
     return Launch(
         kernel=_swap_kernel,
         grid=(tiles * SPLIT_K, 1, 1),
-        operands=split_k.operands(SPLIT_K, tiles, tile_size),
+        operands=("a", "b", "out", *split_k.operands(SPLIT_K)),
         values=(M, b.shape[1], K, *a.stride(), *b.stride(), *out.stride())
         + (block_m, block_n, block_k, SPLIT_K, K % block_k == 0, config.get("PDL", 0)),
+        scratch=split_k.scratch(SPLIT_K, tiles, tile_size),
         options=dependent_launch.options(config.get("PDL", 0)),
     )

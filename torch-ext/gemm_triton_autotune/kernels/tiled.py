@@ -15,7 +15,7 @@ import triton.language as tl
 
 from ..config import DEFAULT_KERNEL, IntRange, Parameter
 from ..device import DeviceProperties
-from .launch import Launch, cdiv, pointers, shared_memory_problem
+from .launch import Launch, cdiv, shared_memory_problem
 from .raster import grouped_tile
 
 NAME = DEFAULT_KERNEL
@@ -125,7 +125,7 @@ def prepare(
     return Launch(
         kernel=_tiled_kernel,
         grid=(cdiv(M, block_m) * cdiv(N, block_n), 1, 1),
-        operands=pointers,
+        operands=("a", "b", "out"),
         values=(M, N, K, *a.stride(), *b.stride(), *out.stride())
         + (block_m, block_n, block_k, config["GROUP_SIZE_M"], K % block_k == 0, m_multiple_of_16),
     )

@@ -19,7 +19,7 @@ from ..device import DeviceProperties, device_properties
 from . import dependent_launch, split_k
 from .dependent_launch import dependent_launch_problem, wait_for_inputs
 from .descriptor import descriptor_problem, row_stride
-from .launch import INTERPRETED, Launch, cdiv, shared_memory_problem
+from .launch import INTERPRETED, Described, Launch, cdiv, shared_memory_problem
 from .raster import grouped_tile
 from .split_k import arrive_last, block_range, store_partial, sum_partials
 
@@ -369,34 +369,29 @@ def prepare(
     # First what the kernel calls a, then what it calls b: swapped these are b.T and a.T, which are as
     # transposed as b and a are not.
     if swap:
-        describe_first = _describe(b, (block_k, rows))
-        describe_parts = [_describe(a, (part, block_k)) for part in parts if part]
+        first = Described("b", _describe(b, (block_k, rows)))
+        second = [Described("a", _describe(a, (part, block_k))) for part in parts if part]
         transposed = (not b_transposed, not a_transposed)
         shape, strides = out.t().shape, out.t().stride()
     else:
-        describe_first = _describe(a, (rows, block_k))
-        describe_parts = [_describe(b, (block_k, part)) for part in parts if part]
+        first = Described("a", _describe(a, (rows, block_k)))
+        second = [Described("b", _describe(b, (block_k, part))) for part in parts if part]
         transposed = (a_transposed, b_transposed)
         shape, strides = out.shape, out.stride()
-    scratch = split_k.scratch(split, tiles, _tile_size(config))
-
-    def operands(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple:
-        first, second = (b, a) if swap else (a, b)
-        descriptors = [describe(second) for describe in describe_parts]
-        if len(descriptors) == 1:
-            descriptors.append(None)
-        return describe_first(first), *descriptors, out, *scratch(a.device)
+    if len(second) == 1:
+        second.append(None)
 
     # N is a size of the model, so that a compile may count on it; M is not.
     n_multiple_of_16 = out.shape[1] % 16 == 0
     return Launch(
         kernel=_tma_kernel,
         grid=(tiles * split, 1, 1),
-        operands=operands,
+        operands=(first, *second, "out", *split_k.operands(split)),
         values=(*shape, a.shape[1], *strides)
         + (rows, *parts, block_k, config["GROUP_SIZE_M"], split, *transposed)
         + ((n_multiple_of_16, False) if swap else (False, n_multiple_of_16))
         + (config.get("PDL", 0),),
+        scratch=split_k.scratch(split, tiles, _tile_size(config)),
         options=dependent_launch.options(config.get("PDL", 0)),
     )
 
@@ -406,15 +401,16 @@ def _prepare_persistent(
 ) -> Launch:
     block_m, block_n, block_k = (config[f"BLOCK_SIZE_{side}"] for side in "MNK")
     subtile = config.get("EPILOGUE_SUBTILE", 1)
-    describe_a = _describe(a, (block_m, block_k))
-    describe_b = _describe(b, (block_k, block_n))
-    describe_out = _describe(out, (block_m, block_n // subtile))
     # The interpreter has no multiprocessors: one program takes all tiles.
     programs = device_properties(a.device).multiprocessors or 1
     return Launch(
         kernel=_tma_persistent_kernel,
         grid=(min(programs, tiles), 1, 1),
-        operands=lambda a, b, out: (describe_a(a), describe_b(b), describe_out(out)),
+        operands=(
+            Described("a", _describe(a, (block_m, block_k))),
+            Described("b", _describe(b, (block_k, block_n))),
+            Described("out", _describe(out, (block_m, block_n // subtile))),
+        ),
         values=(*out.shape, a.shape[1], block_m, block_n, block_k)
         + (config["GROUP_SIZE_M"], subtile, _is_transposed(a), _is_transposed(b)),
     )

@@ -1,0 +1,250 @@
+"""A launch whose kernel is compiled, repeated for other operands without Triton's JIT.
+
+The JIT looks at every argument of every launch to find the kernel that it compiled before, and encodes
+every TMA descriptor anew: that is most of what a launch costs. Here the arguments of the compiled function
+are kept as a list in which a launch fills in addresses, and encoded descriptors are kept by address.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Callable
+
+import torch
+import triton
+
+from .launch import Described, Launch, launch_hooks_installed
+
+# Where a launch finds the address of an operand.
+_ADDRESSES = {"a": 0, "b": 1, "out": 2, "partials": 3, "counters": 4}
+
+# Encoded descriptors by what is described and its address. They are determined by that alone, so one that
+# is kept also serves another tensor that comes to lie there. Some hundred bytes each.
+_encoded: dict[tuple[object, int], Any] = {}
+_MAX_ENCODED = 1 << 14
+_described: dict[tuple, object] = {}
+
+
+class KeptLaunch:
+    """A `Launch`, compiled, for operands that are like those it is made with, and aligned to 16 bytes."""
+
+    __slots__ = (
+        "_call",
+        "_current_device",
+        "_current_stream",
+        "_device_index",
+        "_fixed",
+        "_launch",
+        "_run",
+    )
+
+    def __init__(
+        self, launch: Launch, compiled: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """``compiled`` is for the device of ``a``, ``b`` and ``out``, which is the current one."""
+        driver = triton.runtime.driver.active
+        self._launch = launch
+        self._device_index = a.device.index
+        self._current_stream = driver.get_current_stream
+        # One device is always the current one.
+        self._current_device = driver.get_current_device if torch.cuda.device_count() > 1 else None
+        # `run` first: the handles are made when it is read.
+        self._run = compiled.run
+        # No launch metadata and no hooks: with hooks installed this path is not taken.
+        self._fixed = (compiled.function, compiled.packed_metadata, None, None, None)
+        try:
+            self._call = _LowestCall(launch, compiled, self._run, self._fixed, a, b, out)
+        except Exception:  # not a launcher that `_LowestCall` was written for
+            self._call = None
+
+    def is_possible(self) -> bool:
+        """Is the device that it was compiled on the current one, and no profiler listening to launches?"""
+        current = self._current_device
+        return (current is None or current() == self._device_index) and not launch_hooks_installed()
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, addresses: tuple
+    ) -> None:
+        """Launch on the current stream; ``addresses`` are those of a, b and out, in bytes."""
+        stream = self._current_stream(self._device_index)
+        if self._call is not None:
+            self._call(stream, self._launch.scratch, a, b, out, addresses)
+        else:
+            launch = self._launch
+            self._run(*launch.grid, stream, *self._fixed, *launch.arguments(a, b, out))
+
+
+class _LowestCall:
+    """The call of the compiled function that launches, below the launchers of Triton that are Python.
+
+    Each release of Triton has another order of arguments, so none is written down here: one call is
+    listened to, and stand-ins for the stream and the operands show where they go.
+    """
+
+    __slots__ = (
+        "_arguments",
+        "_before",
+        "_descriptors",
+        "_function",
+        "_launch",
+        "_packed_from",
+        "_pass_on",
+        "_pointers",
+        "_stand_ins",
+        "_stream",
+    )
+
+    def __init__(
+        self,
+        launch: Launch,
+        compiled: Any,
+        run: Any,
+        fixed: tuple,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Raises: any exception, if what is heard is not of a form that is known here."""
+        if run.global_scratch_size or run.profile_scratch_size:
+            raise ValueError("it allocates memory at each launch")
+        self._launch = launch
+        self._stand_ins = {name: object() for name in _ADDRESSES}
+        stream = object()
+        arguments = self._kernel_arguments(a, b, out)
+        listener = _Listener(run)
+        type(run).__call__(listener, *launch.grid, stream, *fixed, *arguments)
+        (heard,) = listener.heard
+        # From Triton 3.7 on the kernel's arguments are passed as one.
+        is_packed = _same(heard[-1], arguments)
+        if not (is_packed or _same(heard[-len(arguments) :], arguments)):
+            raise ValueError("it does not pass on the arguments as they are")
+        self._before = heard[:-1] if is_packed else heard[: -len(arguments)]
+        self._packed_from = len(self._before) if is_packed else None
+
+        described = [operand for operand in launch.operands if isinstance(operand, Described)]
+        places = []
+        if described:
+            self._function, self._pass_on = _below_encoder(run.launch)
+            self._arguments, again = (self._encode(a, b, out) for _ in range(2))
+            # What is made anew each time is an encoded descriptor.
+            pairs = enumerate(zip(self._arguments, again))
+            places = [place for place, (one, other) in pairs if one is not other and one != other]
+        else:
+            self._function, self._pass_on = run.launch, None
+            self._arguments = [*self._before, *arguments]
+        if len(places) != len(described):
+            raise ValueError("it does not make one object of each descriptor")
+
+        self._stream = _place(self._arguments, stream)
+        self._pointers = [
+            (_place(self._arguments, self._stand_ins[operand]), _ADDRESSES[operand])
+            for operand in launch.operands
+            if isinstance(operand, str)
+        ]
+        self._descriptors = []
+        for number, (place, operand) in enumerate(zip(places, described)):
+            tensor = {"a": a, "b": b, "out": out}[operand.tensor]
+            # The compiled kernel says all else of its n-th descriptor. What kind it is, is one object for
+            # all launches, so that those of different M share what they know of a weight.
+            key = compiled, number, tensor.shape, tensor.stride()
+            kind = _described.setdefault(key, object())
+            self._descriptors.append((place, kind, _ADDRESSES[operand.tensor]))
+
+    def __call__(
+        self,
+        stream: int,
+        scratch: Any,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        addresses: tuple,
+    ) -> None:
+        if scratch is not None:
+            partials, counters = scratch.allocate(a)
+            addresses = (*addresses, partials.data_ptr(), counters.data_ptr())
+        arguments = self._arguments.copy()
+        arguments[self._stream] = stream
+        for place, index in self._pointers:
+            arguments[place] = addresses[index]
+        for place, kind, index in self._descriptors:
+            descriptor = _encoded.get((kind, addresses[index]))
+            if descriptor is None:
+                descriptor = self._keep_descriptors(a, b, out, addresses)[place]
+            arguments[place] = descriptor
+        if self._packed_from is None:
+            self._function(*arguments)
+        else:
+            self._function(*arguments[: self._packed_from], tuple(arguments[self._packed_from :]))
+
+    def _kernel_arguments(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple:
+        """The arguments of the kernel, with stand-ins for pointers."""
+        tensors = {"a": a, "b": b, "out": out}
+        operands = (
+            operand.describe(tensors[operand.tensor])
+            if isinstance(operand, Described)
+            else self._stand_ins.get(operand)
+            for operand in self._launch.operands
+        )
+        return (*operands, *self._launch.values)
+
+    def _keep_descriptors(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, addresses: tuple
+    ) -> list:
+        arguments = self._encode(a, b, out)
+        if len(_encoded) + len(self._descriptors) > _MAX_ENCODED:
+            _encoded.clear()
+        for place, kind, index in self._descriptors:
+            _encoded[kind, addresses[index]] = arguments[place]
+        return arguments
+
+    def _encode(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> list:
+        """The arguments of the compiled function, descriptors encoded, with stand-ins for pointers."""
+        arguments = self._kernel_arguments(a, b, out)
+        if self._packed_from is None:
+            return list(self._pass_on(*self._before, *arguments))
+        *before, last = self._pass_on(*self._before, arguments)
+        return [*before, *last]
+
+
+class _Listener:
+    """Stands in for a launcher of Triton's, and keeps what would have gone below it."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        self.heard: list[tuple] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    def launch(self, *arguments: Any) -> None:
+        self.heard.append(arguments)
+
+
+def _below_encoder(encoder: Any) -> tuple[Callable, Callable]:
+    """The function that Triton's ``encoder`` of descriptors calls, and the encoder that returns its arguments.
+
+    The function is the one free variable of that name; a copy of the encoder has another in its place.
+    """
+    place = encoder.__code__.co_freevars.index("launcher")
+    cells = list(encoder.__closure__)
+    function = cells[place].cell_contents
+    cells[place] = types.CellType(lambda *arguments: arguments)
+    passing_on = types.FunctionType(
+        encoder.__code__,
+        encoder.__globals__,
+        encoder.__name__,
+        encoder.__defaults__,
+        tuple(cells),
+    )
+    return function, passing_on
+
+
+def _same(some: Any, others: tuple) -> bool:
+    if not isinstance(some, (tuple, list)) or len(some) != len(others):
+        return False
+    return all(one is other for one, other in zip(some, others))
+
+
+def _place(arguments: list, wanted: object) -> int:
+    (place,) = (place for place, argument in enumerate(arguments) if argument is wanted)
+    return place
