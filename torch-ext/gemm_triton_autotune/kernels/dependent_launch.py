@@ -1,12 +1,15 @@
 """Programmatic dependent launch: a kernel that starts while the one before it on its stream still ends.
 
 Its programs are set up early, and wait before they touch memory; what is saved is the time between two
-kernels, about a microsecond, which a product of few rows takes ten of
+kernels, about a microsecond, which a product of few rows takes ten of. While they wait they may already
+bring the first blocks of b into L2: all reads and writes of the device meet there, so that whoever writes
+b before the wait is over writes what the loads after it find
 (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import triton
@@ -15,8 +18,12 @@ import triton.language as tl
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties
 
-# 1: launch so. A kernel that is launched so must call `wait_for_inputs`, so only families that do take the key.
-PARAMETER = Parameter(IntRange(0, 1), default=0)
+# PDL 1: launch so. A kernel that is launched so must call `wait_for_inputs`, so only families that do take the keys.
+# PREFETCH: the blocks along K of its part of b that a program brings into L2 before it waits.
+PARAMETERS = {
+    "PDL": Parameter(IntRange(0, 1), default=0),
+    "PREFETCH": Parameter(IntRange(0, 16, power_of_two=True), default=0),
+}
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -24,9 +31,16 @@ except ImportError:  # before Triton 3.4
     gdc_launch_dependents = gdc_wait = None
 
 
-def dependent_launch_problem(PDL: int, properties: DeviceProperties | None) -> str | None:
-    """Why a kernel cannot be launched so on such a device, or None."""
-    if not PDL or properties is None:
+def dependent_launch_problem(
+    config: Mapping[str, Any], properties: DeviceProperties | None
+) -> str | None:
+    """Why a kernel cannot be launched as ``config`` says on such a device, or None."""
+    if not config.get("PDL", 0):
+        return "PREFETCH needs PDL 1" if config.get("PREFETCH", 0) else None
+    # A line of L2 has 128 bytes: blocks of half a line would be counted twice.
+    if config.get("PREFETCH", 0) and config["BLOCK_SIZE_K"] < 64:
+        return f"PREFETCH needs a BLOCK_SIZE_K of 64 or more, got {config['BLOCK_SIZE_K']}"
+    if properties is None:
         return None
     if gdc_wait is None:
         return "PDL 1 needs Triton 3.4 or newer"
@@ -35,9 +49,9 @@ def dependent_launch_problem(PDL: int, properties: DeviceProperties | None) -> s
     return None
 
 
-def options(PDL: int) -> dict[str, Any]:
+def options(config: Mapping[str, Any]) -> dict[str, Any]:
     """The launch options of a kernel that is launched so, or not."""
-    return {"launch_pdl": True} if PDL else {}
+    return {"launch_pdl": True} if config.get("PDL", 0) else {}
 
 
 @triton.jit
@@ -47,3 +61,35 @@ def wait_for_inputs(PDL: tl.constexpr):
         gdc_wait()
         # The kernel after this one may be set up as soon as all programs of this one are.
         gdc_launch_dependents()
+
+
+@triton.jit
+def prefetch_b(
+    b_ptr,
+    first_n,
+    first_k,
+    N,
+    K,
+    stride_bk,
+    stride_bn,
+    BLOCK_SIZE_N: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+):
+    """Bring a BLOCK_SIZE_N x COLUMNS part of b.T into L2, by lines of 64 elements; b stays inside its edges."""
+    if B_TRANSPOSED:
+        offs_n = first_n + tl.arange(0, BLOCK_SIZE_N)
+        offs_k = first_k + 64 * tl.arange(0, COLUMNS // 64)
+    else:
+        offs_n = first_n + 64 * tl.arange(0, (BLOCK_SIZE_N + 63) // 64)
+        offs_k = first_k + tl.arange(0, COLUMNS)
+    offs_n = tl.minimum(offs_n, N - 1)
+    offs_k = tl.minimum(offs_k, K - 1)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [b_ptr + offs_n[:, None] * stride_bn + offs_k[None, :] * stride_bk],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

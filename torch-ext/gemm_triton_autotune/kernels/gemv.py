@@ -16,7 +16,7 @@ import triton.language as tl
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties
 from . import dependent_launch, split_k
-from .dependent_launch import dependent_launch_problem, wait_for_inputs
+from .dependent_launch import dependent_launch_problem, prefetch_b, wait_for_inputs
 from .launch import Launch, cdiv, shared_memory_problem
 from .split_k import block_range, sum_splits
 
@@ -29,7 +29,7 @@ PARAMETERS = {
     # Of no effect: there is one row of tiles.
     "GROUP_SIZE_M": Parameter(IntRange(1, 1 << 20)),
     "SPLIT_K": split_k.PARAMETER,
-    "PDL": dependent_launch.PARAMETER,
+    **dependent_launch.PARAMETERS,
 }
 
 
@@ -56,6 +56,8 @@ def _gemv_kernel(
     EVEN_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     PDL: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
 ):
     """out = a @ b; a (1, K), b (K, N), out (1, N).
 
@@ -76,6 +78,19 @@ def _gemv_kernel(
     a_ptrs = a_ptr + first_offs_k * stride_ak
     b_ptrs = b_ptr + offs_n[:, None] * stride_bn + first_offs_k[None, :] * stride_bk
 
+    if PREFETCH > 0:
+        prefetch_b(
+            b_ptr,
+            tile.to(tl.int64) * BLOCK_SIZE_N,
+            first_block.to(tl.int64) * BLOCK_SIZE_K,
+            N,
+            K,
+            stride_bk,
+            stride_bn,
+            BLOCK_SIZE_N,
+            PREFETCH * BLOCK_SIZE_K,
+            B_TRANSPOSED,
+        )
     wait_for_inputs(PDL)
     acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_K), dtype=tl.float32)
     # Without a dot in it, a loop is pipelined only where it says so itself.
@@ -110,9 +125,7 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
         return f"a {block_n}x{block_k} tile needs more than the registers of {num_warps} warps"
     # One stage goes straight to registers, each further one waits in shared memory.
     needed = (config["num_stages"] - 1) * (block_n + 1) * block_k * 2
-    return dependent_launch_problem(config.get("PDL", 0), properties) or shared_memory_problem(
-        needed, properties
-    )
+    return dependent_launch_problem(config, properties) or shared_memory_problem(needed, properties)
 
 
 def operand_problem(
@@ -146,7 +159,8 @@ def prepare(
         grid=(tiles * SPLIT_K, 1, 1),
         operands=("a", "b", "out", *split_k.operands(SPLIT_K)),
         values=(N, K, a.stride(1), *b.stride(), out.stride(1))
-        + (block_n, block_k, SPLIT_K, K % block_k == 0, config["num_stages"], config.get("PDL", 0)),
+        + (block_n, block_k, SPLIT_K, K % block_k == 0, config["num_stages"], config.get("PDL", 0))
+        + (config.get("PREFETCH", 0), b.stride(0) == 1),
         scratch=split_k.scratch(SPLIT_K, tiles, block_n),
-        options=dependent_launch.options(config.get("PDL", 0)),
+        options=dependent_launch.options(config),
     )

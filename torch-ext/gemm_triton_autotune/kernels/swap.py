@@ -16,7 +16,7 @@ import triton.language as tl
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties
 from . import dependent_launch, split_k
-from .dependent_launch import dependent_launch_problem, wait_for_inputs
+from .dependent_launch import dependent_launch_problem, prefetch_b, wait_for_inputs
 from .launch import Launch, cdiv, shared_memory_problem
 from .split_k import block_range, sum_splits
 
@@ -29,7 +29,7 @@ PARAMETERS = {
     # Of no effect: the few tiles that share columns of b always run side by side.
     "GROUP_SIZE_M": Parameter(IntRange(1, 1 << 20)),
     "SPLIT_K": split_k.PARAMETER,
-    "PDL": dependent_launch.PARAMETER,
+    **dependent_launch.PARAMETERS,
 }
 
 
@@ -59,6 +59,8 @@ def _swap_kernel(
     SPLIT_K: tl.constexpr,
     EVEN_K: tl.constexpr,
     PDL: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
 ):
     """out = a @ b, computed as out.T = b.T @ a.T; a (M, K), b (K, N), out (M, N).
 
@@ -85,6 +87,19 @@ def _swap_kernel(
     a_ptrs = a_ptr + first_offs_k[:, None] * stride_ak + offs_m[None, :] * stride_am
     b_ptrs = b_ptr + offs_n[:, None] * stride_bn + first_offs_k[None, :] * stride_bk
 
+    if PREFETCH > 0:
+        prefetch_b(
+            b_ptr,
+            pid_n.to(tl.int64) * BLOCK_SIZE_N,
+            first_block.to(tl.int64) * BLOCK_SIZE_K,
+            N,
+            K,
+            stride_bk,
+            stride_bn,
+            BLOCK_SIZE_N,
+            PREFETCH * BLOCK_SIZE_K,
+            B_TRANSPOSED,
+        )
     wait_for_inputs(PDL)
     acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M), dtype=tl.float32)
     for k in range(first_block, last_block):
@@ -119,7 +134,7 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
     # Hopper's wgmma keeps every stage in shared memory, older mma one less: count the lesser elsewhere.
     is_hopper = properties is not None and properties.capability == (9, 0)
     stages = config["num_stages"] if is_hopper else max(config["num_stages"] - 1, 1)
-    return dependent_launch_problem(config.get("PDL", 0), properties) or shared_memory_problem(
+    return dependent_launch_problem(config, properties) or shared_memory_problem(
         stages * (block_m + block_n) * block_k * 2, properties
     )
 
@@ -148,7 +163,8 @@ def prepare(
         grid=(tiles * SPLIT_K, 1, 1),
         operands=("a", "b", "out", *split_k.operands(SPLIT_K)),
         values=(M, b.shape[1], K, *a.stride(), *b.stride(), *out.stride())
-        + (block_m, block_n, block_k, SPLIT_K, K % block_k == 0, config.get("PDL", 0)),
+        + (block_m, block_n, block_k, SPLIT_K, K % block_k == 0, config.get("PDL", 0))
+        + (config.get("PREFETCH", 0), b.stride(0) == 1),
         scratch=split_k.scratch(SPLIT_K, tiles, tile_size),
-        options=dependent_launch.options(config.get("PDL", 0)),
+        options=dependent_launch.options(config),
     )

@@ -64,7 +64,7 @@ PARAMETERS = {
     # no less than 64, and the rows of a on the second, which takes 16 and is made of parts.
     "SWAP": Parameter(IntRange(0, 1), default=0),
     "SPLIT_K": split_k.PARAMETER,
-    "PDL": dependent_launch.PARAMETER,
+    "PDL": dependent_launch.PARAMETERS["PDL"],
     # 1: a program on each multiprocessor takes tile after tile, and loads the next while it stores one.
     "PERSISTENT": Parameter(IntRange(0, 1), default=0),
     # The parts in which a persistent program stores a tile: shared memory holds one of them.
@@ -282,7 +282,7 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
     # but a few bytes where the largest tiles are split along K, after the loop.
     if rows * columns > 192 * 32 * num_warps:
         return f"a {rows}x{columns} tile needs more than the registers of {num_warps} warps"
-    return dependent_launch_problem(config.get("PDL", 0), properties) or shared_memory_problem(
+    return dependent_launch_problem(config, properties) or shared_memory_problem(
         _shared_memory(config), properties
     )
 
@@ -392,7 +392,7 @@ def prepare(
         + ((n_multiple_of_16, False) if swap else (False, n_multiple_of_16))
         + (config.get("PDL", 0),),
         scratch=split_k.scratch(split, tiles, _tile_size(config)),
-        options=dependent_launch.options(config.get("PDL", 0)),
+        options=dependent_launch.options(config),
     )
 
 
