@@ -32,7 +32,7 @@ STAGES = {
     (192, 192): 4,
     (256, 128): 4,
 }
-has_gluon = pytest.mark.skipif(gluon._IMPORT_PROBLEM is not None, reason=str(gluon._IMPORT_PROBLEM))
+has_gluon = pytest.mark.skipif(gluon.IMPORT_PROBLEM is not None, reason=str(gluon.IMPORT_PROBLEM))
 hopper_only = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
     reason="needs a GPU of compute capability 9.0",
@@ -312,4 +312,4 @@ def test_new_sizes_are_no_new_compile():
 
 def test_version_bounds_match_what_is_installed():
     supported = (3, 6) <= tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
-    assert supported or gluon._IMPORT_PROBLEM is not None
+    assert supported or gluon.IMPORT_PROBLEM is not None

@@ -184,9 +184,16 @@ def _tma_swap(
 
 def refinements(config: Config) -> list[Config]:
     """What is worth a try with a configuration that is among the best: the same, launched early."""
-    if config.get("kernel") in ("swap", "gemv", "tma") and not config.get("PERSISTENT"):
-        return [{**config, "PDL": 1}]
-    return []
+    kernel = config.get("kernel")
+    if kernel not in ("swap", "gemv", "tma") or config.get("PERSISTENT"):
+        return []
+    early = {**config, "PDL": 1}
+    if kernel == "tma":
+        return [early]
+    # A few ten KiB of b for each program: more comes too late, or drives out what is still in use.
+    block = config["BLOCK_SIZE_N"] * config["BLOCK_SIZE_K"] * 2
+    blocks = {1} if kernel == "gemv" else {max(1, size // block) for size in (32768, 65536)}
+    return [early, *({**early, "PREFETCH": count} for count in sorted(blocks))]
 
 
 def _best_by_model(

@@ -28,9 +28,9 @@ try:
 
     from .gluon_kernel import gluon_gemm_kernel
 except ImportError as error:
-    _IMPORT_PROBLEM = f"needs Triton's Gluon: {error}"
+    IMPORT_PROBLEM = f"needs Triton's Gluon: {error}"
 else:
-    _IMPORT_PROBLEM = None
+    IMPORT_PROBLEM = None
 
 NAME = "gluon"
 
@@ -105,6 +105,13 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
     if size not in _TILES:
         tiles = ", ".join(f"{rows}x{columns}" for rows, columns in _TILES)
         return f"has no {size[0]}x{size[1]} tile, only {tiles}"
+    return gluon_problem(config, properties) or shared_memory_problem(
+        shared_memory(config), properties
+    )
+
+
+def gluon_problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
+    """What stands against any of the kernels that are written in Gluon for Hopper, or None."""
     if config["num_warps"] != _NUM_WARPS:
         return (
             f"num_warps must be {_NUM_WARPS}, the warps of one consumer, got {config['num_warps']}"
@@ -117,9 +124,9 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
         return None
     if properties.backend != "cuda" or properties.capability != (9, 0):
         return "needs compute capability 9.0 (Hopper)"
-    if _IMPORT_PROBLEM or INTERPRETED:
-        return _IMPORT_PROBLEM or "does not run in Triton's interpreter"
-    return shared_memory_problem(shared_memory(config), properties)
+    if IMPORT_PROBLEM or INTERPRETED:
+        return IMPORT_PROBLEM or "does not run in Triton's interpreter"
+    return None
 
 
 def operand_problem(
@@ -127,12 +134,12 @@ def operand_problem(
 ) -> str | None:
     return (
         descriptor_problem("a", a)
-        or descriptor_problem("b", b.t() if _is_nt(b) else b)
+        or descriptor_problem("b", b.t() if is_nt(b) else b)
         or descriptor_problem("out", out, written=True)
     )
 
 
-def _is_nt(b: torch.Tensor) -> bool:
+def is_nt(b: torch.Tensor) -> bool:
     return b.stride(0) == 1
 
 
@@ -144,8 +151,8 @@ def prepare(
     block_m, block_n, block_k = (config[f"BLOCK_SIZE_{side}"] for side in "MNK")
     tile = _TILES[block_m, block_n]
     rows = block_m // tile.consumers
-    is_nt = _is_nt(b)
-    b_box = (_box_columns(tile), block_k) if is_nt else (block_k, _box_columns(tile))
+    b_is_nt = is_nt(b)
+    b_box = (_box_columns(tile), block_k) if b_is_nt else (block_k, _box_columns(tile))
     # One CTA fills a multiprocessor, and each takes as many tiles as the others, or one less.
     tiles = cdiv(M, block_m) * cdiv(N, block_n)
     multiprocessors = device_properties(a.device).multiprocessors or tiles
@@ -153,18 +160,18 @@ def prepare(
         kernel=gluon_gemm_kernel,
         grid=(min(tiles, multiprocessors), 1, 1),
         operands=(
-            Described("a", _describe(a, (rows, block_k))),
-            Described("b", _describe(b.t() if is_nt else b, b_box)),
-            Described("out", _describe(out, (rows, _chunk_columns(tile)))),
+            Described("a", describe(a, (rows, block_k))),
+            Described("b", describe(b.t() if b_is_nt else b, b_box)),
+            Described("out", describe(out, (rows, _chunk_columns(tile)))),
         ),
         values=(M, N, K)
         + (block_m, block_n, block_k, config["GROUP_SIZE_M"], config["num_stages"])
         + (tile.consumers, tile.part_1, tile.part_2, tile.staging)
-        + (bool(config.get("A_IN_REGISTERS", 0)), is_nt),
+        + (bool(config.get("A_IN_REGISTERS", 0)), b_is_nt),
     )
 
 
-def _describe(rows: torch.Tensor, box: tuple[int, int]) -> Callable[[torch.Tensor], Any]:
+def describe(rows: torch.Tensor, box: tuple[int, int]) -> Callable[[torch.Tensor], Any]:
     """What makes the descriptor of a tensor whose rows are as these: all but its address is known before."""
     layout = NVMMASharedLayout(swizzle_byte_width=min(2 * box[1], 128), element_bitwidth=16, rank=2)
     first = TensorDescriptor(rows, list(rows.shape), [row_stride(rows), 1], list(box), layout)
