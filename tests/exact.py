@@ -17,4 +17,6 @@ def assert_product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, case: ob
     # Tensor cores cut the sum to float32 with each 16 products or so: seen where K is in the 100,000s.
     accumulation = a.shape[1] / 16 * 2**-24 * exact.abs().max().item()
     error = (out.double() - exact).abs().max().item()
-    assert error <= 2 * rounding + accumulation + 1e-5, f"error {error:.3e}, rounding {rounding:.3e} {case}"
+    assert error <= 2 * rounding + accumulation + 1e-5, (
+        f"error {error:.3e}, rounding {rounding:.3e} {case}"
+    )

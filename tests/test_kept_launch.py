@@ -258,9 +258,6 @@ class SomeTensor:
     def stride(self):
         return 128, 1
 
-    def new_empty(self, count, dtype):
-        return SomeTensor(900000 + count)
-
 
 @pytest.mark.parametrize(
     ("launcher", "is_direct"),
@@ -292,12 +289,20 @@ def test_the_compiled_function_gets_what_the_launcher_would_give_it(driver, laun
 
 
 def test_scratch_memory_is_each_launch_its_own(driver, monkeypatch):
-    monkeypatch.setattr(launching, "get_counters", lambda device, count: SomeTensor(5000 + count))
+    asked = []
+
+    def get_scratch(device, partials, counters, stream):
+        asked.append((device.index, partials, counters, stream))
+        return SomeTensor(900 + len(asked)), SomeTensor(5000 + len(asked))
+
+    monkeypatch.setattr(gemm_kernel.kernels.kept_launch, "get_scratch", get_scratch)
     run = SpreadLauncher()
     scratch = launching.Scratch(256, 8)
     kept = keep(run, ("a", "b", "out", "partials", "counters"), scratch)
-    kept(*on_device_3(1), (16, 32, 48))
-    assert run.calls[0][13:18] == (16, 32, 48, 900256, 5008)
+    for count in (1, 2):
+        kept(*on_device_3(1), (16, 32, 48))
+        assert asked[-1] == (3, 256, 8, 73)
+        assert run.calls[-1][13:18] == (16, 32, 48, 900 + count, 5000 + count)
 
 
 def test_a_launch_is_for_the_current_device(driver, monkeypatch):

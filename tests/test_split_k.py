@@ -12,7 +12,7 @@ from .exact import assert_product
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
 launch_gemm_kernel = gemm_kernel.kernels.launch_gemm_kernel
-counters = gemm_kernel.kernels.counters
+scratch = gemm_kernel.kernels.scratch
 split_k = gemm_kernel.kernels.split_k
 
 # Few tiles and many parts: two launches have room on a GPU at once, and each is long.
@@ -33,18 +33,20 @@ GEMV = {**SWAP, "kernel": "gemv", "BLOCK_SIZE_M": 1, "BLOCK_SIZE_K": 32, "SPLIT_
 def counters_of(monkeypatch):
     """Counters as a CUDA device gives them, for a stream and a capture of the test's choice."""
     device = torch.device("cuda", 0)
-    reserve = torch.zeros(counters._RESERVED_COUNTERS, dtype=torch.int32)
+    reserve = torch.zeros(scratch._RESERVED_COUNTERS, dtype=torch.int32)
     fallback = torch.zeros(0, dtype=torch.int32)
-    monkeypatch.setattr(counters, "_zeroed_counters", lambda device: reserve)
-    monkeypatch.setattr(counters, "_reserves", {})
-    monkeypatch.setattr(counters, "_owned", {})
+    monkeypatch.setattr(scratch, "_zeroed_counters", lambda device: reserve)
+    monkeypatch.setattr(scratch, "_reserves", {})
+    monkeypatch.setattr(scratch, "_owned", {})
     monkeypatch.setattr(torch, "zeros", lambda *size, **options: fallback)
 
     def get(count, stream=7, capture=0):
         monkeypatch.setattr(
-            counters, "_owner", lambda device: None if capture is None else (0, stream, capture)
+            scratch,
+            "_owner",
+            lambda device, stream: None if capture is None else (0, stream, capture),
         )
-        given = counters.get_counters(device, count)
+        given = scratch._get_counters(device, scratch._owner(device, stream), count)
         return None if given is fallback else given
 
     return get
@@ -79,10 +81,10 @@ def test_a_capture_makes_no_reserve(counters_of):
 
 def test_the_reserve_ends(counters_of):
     first = counters_of(10)
-    slices = counters._RESERVED_COUNTERS // counters.MAX_COUNTERS
+    slices = scratch._RESERVED_COUNTERS // scratch.MAX_COUNTERS
     for capture in range(1, slices):
-        assert counters_of(counters.MAX_COUNTERS, capture=capture) is not None
-    assert counters_of(counters.MAX_COUNTERS, capture=slices) is None
+        assert counters_of(scratch.MAX_COUNTERS, capture=capture) is not None
+    assert counters_of(scratch.MAX_COUNTERS, capture=slices) is None
     assert counters_of(10).storage_offset() == first.storage_offset()
 
 
@@ -201,11 +203,11 @@ def test_graphs_do_not_share_scratch(device, config):
 def test_it_goes_on_without_a_reserve(device, monkeypatch):
     _needs_cuda(device)
     works = [Work(SWAP, 192, device) for _ in range(3)]
-    monkeypatch.setattr(counters, "_owned", {})
-    monkeypatch.setattr(counters._reserves[device.index], "_used", counters._RESERVED_COUNTERS)
+    monkeypatch.setattr(scratch, "_owned", {})
+    monkeypatch.setattr(scratch._reserves[device.index], "_used", scratch._RESERVED_COUNTERS)
     graphs = [_capture(work, launches=10) for work in works[:-1]]
     assert _replay_at_once(works, graphs, times=100) == [0] * 3
-    assert counters._owned == {}
+    assert scratch._owned == {}
 
 
 @pytest.mark.gpu
@@ -219,8 +221,8 @@ def test_a_graph_takes_counters_once(device):
     used = []
     for launches in (1, 50, 50):
         _capture(work, launches)
-        used.append(counters._reserves[device.index]._used)
-    assert used[2] - used[1] == used[1] - used[0] == counters._LINE
+        used.append(scratch._reserves[device.index]._used)
+    assert used[2] - used[1] == used[1] - used[0] == scratch._LINE
 
 
 @pytest.mark.gpu
@@ -258,7 +260,7 @@ def test_memory_does_not_grow(device):
         return (
             torch.cuda.memory_allocated(device),
             torch.cuda.memory_reserved(device),
-            counters._reserves[device.index]._used,
+            scratch._reserves[device.index]._used,
         )
 
     assert repeat(3) == repeat(1000)
@@ -271,15 +273,15 @@ def test_counters_are_left_at_zero(device):
         work = Work(config, 300, device)
         _capture(work, launches=2).replay()
     torch.cuda.synchronize(device)
-    assert counters._reserves[device.index]._counters.count_nonzero() == 0
+    assert scratch._reserves[device.index]._counters.count_nonzero() == 0
 
 
 @pytest.mark.gpu
 def test_torch_compile_with_cuda_graphs(device, tuned_dir, monkeypatch):
     # What is kept must not come from the pool that a compiled function warms up in.
     _needs_cuda(device)
-    monkeypatch.setattr(counters, "_reserves", {})
-    monkeypatch.setattr(counters, "_owned", {})
+    monkeypatch.setattr(scratch, "_reserves", {})
+    monkeypatch.setattr(scratch, "_owned", {})
     name = gemm_kernel.tuning.config_file_name(192, 8192, device, "NN")
     (tuned_dir / name).write_text(json.dumps({"16": SWAP}))
     a = torch.randn(16, 8192, dtype=torch.float16, device=device)
@@ -287,4 +289,4 @@ def test_torch_compile_with_cuda_graphs(device, tuned_dir, monkeypatch):
     compiled = torch.compile(lambda a, b: gemm_kernel.gemm(a, b), mode="reduce-overhead")
     for _ in range(5):
         assert_product(compiled(a, b).clone(), a, b)
-    assert counters._reserves
+    assert scratch._reserves

@@ -14,6 +14,7 @@ import torch
 import triton
 
 from .launch import Described, Launch, launch_hooks_installed
+from .scratch import get_scratch
 
 # Where a launch finds the address of an operand.
 _ADDRESSES = {"a": 0, "b": 1, "out": 2, "partials": 3, "counters": 4}
@@ -160,7 +161,7 @@ class _LowestCall:
         addresses: tuple,
     ) -> None:
         if scratch is not None:
-            partials, counters = scratch.allocate(a)
+            partials, counters = get_scratch(a.device, *scratch, stream)
             addresses = (*addresses, partials.data_ptr(), counters.data_ptr())
         arguments = self._arguments.copy()
         arguments[self._stream] = stream

@@ -8,7 +8,7 @@ import torch
 import triton
 
 from ..device import DeviceProperties
-from .counters import get_counters
+from .scratch import get_scratch
 
 try:
     from triton import knobs
@@ -28,13 +28,6 @@ class Scratch(NamedTuple):
 
     partials: int
     counters: int
-
-    def allocate(self, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both, for a launch on the device of ``a`` and the current stream."""
-        # From torch at each launch: its allocator orders reuse by stream, and gives a CUDA graph that is
-        # captured memory of its own.
-        partials = a.new_empty(self.partials, dtype=torch.float32)
-        return partials, get_counters(a.device, self.counters)
 
 
 class Launch(NamedTuple):
@@ -57,7 +50,7 @@ class Launch(NamedTuple):
         """All arguments of the kernel, in order."""
         tensors = {"a": a, "b": b, "out": out, None: None}
         if self.scratch is not None:
-            tensors["partials"], tensors["counters"] = self.scratch.allocate(a)
+            tensors["partials"], tensors["counters"] = get_scratch(a.device, *self.scratch)
         operands = (
             operand.describe(tensors[operand.tensor])
             if isinstance(operand, Described)

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from ..config import IntRange, Parameter
-from .counters import MAX_COUNTERS
 from .launch import Scratch
+from .scratch import MAX_COUNTERS
 
 PARAMETER = Parameter(IntRange(1, 16), default=1)
 

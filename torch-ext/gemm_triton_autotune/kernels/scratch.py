@@ -1,7 +1,8 @@
-"""Counters at which the programs of a launch count each other: zero before it, and zero again after it.
+"""What the programs of a split launch share: partial sums, and counters at which they count each other.
 
-A launch that had to clear its counters first would be two, so they are kept: slices of one reserve for
-each GPU, each slice for launches that never overlap.
+Counters are zero before a launch, and zero again after it. A launch that had to clear its own first would
+be two, so they are kept: slices of one reserve for each GPU, each slice for launches that never overlap.
+Partial sums are kept where they are small, because to allocate them at each launch costs microseconds.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import ctypes
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Callable
 
 import torch
 import triton
@@ -22,22 +23,35 @@ _RESERVED_COUNTERS = 1 << 20
 # Slices of the reserve begin at a 128-byte line: aligned as a compiled kernel takes every tensor to be.
 _LINE = 32
 
+# Four MiB of partial sums for a stream: what cuBLAS keeps for one is eight times that. More, and those of
+# further streams, are allocated at each launch.
+_KEPT_PARTIALS = 1 << 20
+_MAX_KEPT = 16
+
 # A device, a stream and the capture on it, 0 for none.
 _Owner = tuple[int, int, int]
 
 
-def get_counters(device: torch.device, count: int) -> torch.Tensor:
-    """``count`` or more counters that are zero when the launch that is about to follow starts.
+def get_scratch(
+    device: torch.device, partials: int, counters: int, stream: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float32 elements, and counters that are zero when the launch that is about to follow starts.
 
-    Two launches may have the same counters only if one never starts before the other has ended. So
-    counters belong to a stream, whose launches run in order, and outside of CUDA graphs to that alone.
+    As many as are asked for or more of each, for a launch on ``stream``, by default the current one.
+    Two launches may have the same only if one never starts before the other has ended. So both
+    belong to a stream, whose launches run in order, and outside of CUDA graphs to that alone.
     (A handle that is used again after its stream was destroyed is as good here as in torch's allocator,
     which goes by handles too.) Graphs captured on one stream may be replayed at once on others, so in a
     capture they belong to that capture and that stream. All of these were zeroed beforehand: clearing
     them in a graph would cost a node at each replay. Where there are none, the launch clears its own.
     """
+    owner = _owner(device, stream) if device.type == "cuda" else None
+    return _get_partials(device, owner, partials), _get_counters(device, owner, counters)
+
+
+def _get_counters(device: torch.device, owner: _Owner | None, count: int) -> torch.Tensor:
     counters = None
-    if device.type == "cuda" and (owner := _owner(device)) is not None:
+    if owner is not None:
         counters = _owned.get(owner)
         if counters is None or len(counters) < count:
             counters = _take_counters(device, owner, count)
@@ -46,9 +60,20 @@ def get_counters(device: torch.device, count: int) -> torch.Tensor:
     return counters
 
 
-def _owner(device: torch.device) -> _Owner | None:
+def _get_partials(device: torch.device, owner: _Owner | None, count: int) -> torch.Tensor:
+    kept = None
+    # In a capture they come from torch, which takes them from the graph's own memory.
+    if owner is not None and not owner[2] and count <= _KEPT_PARTIALS:
+        kept = _kept.get(owner)
+        if kept is None and len(_kept) < _MAX_KEPT:
+            kept = _kept.setdefault(owner, _apart(_new_partials, device))
+    return torch.empty(count, dtype=torch.float32, device=device) if kept is None else kept
+
+
+def _owner(device: torch.device, stream: int | None = None) -> _Owner | None:
     """Whose launch is about to follow; None in a capture of which the driver does not tell the number."""
-    stream = triton.runtime.driver.active.get_current_stream(device.index)
+    if stream is None:
+        stream = triton.runtime.driver.active.get_current_stream(device.index)
     # Of the current device, which is this one, as for every launch.
     capture = _capture_id(stream) if torch.cuda.is_current_stream_capturing() else 0
     return None if capture is None else (device.index, stream, capture)
@@ -80,11 +105,7 @@ class _Reserve:
 
     def __init__(self, device: torch.device) -> None:
         self._used = 0
-        # In a thread of its own: the memory is kept, so it must not come from a pool that the caller's
-        # allocations are directed to (torch.cuda.use_mem_pool; torch.compile warms up in the pool of
-        # its CUDA graphs, and raises for what is left there).
-        with ThreadPoolExecutor(max_workers=1) as executor:
-            self._counters = executor.submit(_zeroed_counters, device).result()
+        self._counters = _apart(_zeroed_counters, device)
 
     def take(self, count: int) -> torch.Tensor | None:
         """``count`` or more counters that nobody else has, or None if so many are not left."""
@@ -94,6 +115,21 @@ class _Reserve:
             return None
         self._used = end
         return self._counters[start:end]
+
+
+def _apart(allocate: Callable[[torch.device], torch.Tensor], device: torch.device) -> torch.Tensor:
+    """What ``allocate`` gives for ``device``, in a thread of its own.
+
+    What is kept must not come from a pool that the caller's allocations are directed to
+    (torch.cuda.use_mem_pool; torch.compile warms up in the pool of its CUDA graphs, and raises for what is
+    left there).
+    """
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        return executor.submit(allocate, device).result()
+
+
+def _new_partials(device: torch.device) -> torch.Tensor:
+    return torch.empty(_KEPT_PARTIALS, dtype=torch.float32, device=device)
 
 
 def _zeroed_counters(device: torch.device) -> torch.Tensor:
@@ -107,6 +143,7 @@ def _zeroed_counters(device: torch.device) -> torch.Tensor:
 
 _reserves: dict[int, _Reserve] = {}
 _owned: dict[_Owner, torch.Tensor] = {}
+_kept: dict[_Owner, torch.Tensor] = {}
 _lock = threading.Lock()
 
 
