@@ -75,6 +75,7 @@ def compile_config(config: dict, layout: str, dtype: torch.dtype, M: int) -> dic
             before = ptx[: ptx.index("griddepcontrol.wait")]
             accesses = r"\b(ld\.global|st\.global|cp\.async|atom)"
             report["accesses_before_wait"] = len(re.findall(accesses, before))
+            report["prefetches_before_wait"] = before.count("prefetch.global.L2")
         report.update(_resources(compiled.asm["cubin"]))
         if report["wgmma"]:
             # Waits for each: 1 or more where ptxas could not leave several in flight (its message C7515).

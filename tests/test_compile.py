@@ -90,9 +90,17 @@ def test_nothing_is_read_before_a_dependent_launch_waits():
         {"kernel": "tma", "BLOCK_SIZE_M": 64, **tile, "num_stages": 4},
         {"kernel": "tma", "BLOCK_SIZE_M": 96, **tile, "num_stages": 4, "SWAP": 1, "SPLIT_K": 2},
     ]
-    requests = [{"config": config, "M": config["BLOCK_SIZE_M"]} for config in configs]
+    configs += [{**config, "PREFETCH": 2} for config in configs]
+    requests = [
+        {"config": config, "M": config["BLOCK_SIZE_M"], "layout": layout}
+        for config in configs
+        for layout in ("NT", "NN")
+        if layout == "NT" or (config["kernel"] == "swap" and "PREFETCH" in config)
+    ]
     for report in compile_all("cuda:90", requests):
         assert report["accesses_before_wait"] == 0, report
+        # To bring something into L2 is no access: what is written later is found there.
+        assert (report["prefetches_before_wait"] > 0) == ("PREFETCH" in report["config"]), report
 
 
 @pytest.mark.parametrize("device", sorted(SHIPPED_FOR))

@@ -58,6 +58,8 @@ COMPILED_ONLY = [
     *[make_config(m, 128, 128, 8, 3, SWAP=1, SPLIT_K=2) for m in (16, 64, 160)],
     *[make_config(m, 64, 128, 4, 4, SWAP=1, SPLIT_K=3, PDL=1) for m in (16, 96)],
     make_config(64, 64, 128, 4, 4, PDL=1),
+    make_config(64, 160, 64, 4, 4, PDL=1, PREFETCH=4),
+    make_config(96, 64, 128, 4, 4, SWAP=1, SPLIT_K=3, PDL=1, PREFETCH=2),
     make_config(128, 192, 64, 8, 4, SPLIT_K=2),
 ]
 CONFIGS = INTERPRETED_TOO + COMPILED_ONLY

@@ -188,12 +188,11 @@ def refinements(config: Config) -> list[Config]:
     if kernel not in ("swap", "gemv", "tma") or config.get("PERSISTENT"):
         return []
     early = {**config, "PDL": 1}
-    if kernel == "tma":
-        return [early]
     # A few ten KiB of b for each program: more comes too late, or drives out what is still in use.
     block = config["BLOCK_SIZE_N"] * config["BLOCK_SIZE_K"] * 2
     blocks = {1} if kernel == "gemv" else {max(1, size // block) for size in (32768, 65536)}
-    return [early, *({**early, "PREFETCH": count} for count in sorted(blocks))]
+    powers_of_two = {1 << (count.bit_length() - 1) for count in blocks}
+    return [early, *({**early, "PREFETCH": count} for count in sorted(powers_of_two))]
 
 
 def _best_by_model(

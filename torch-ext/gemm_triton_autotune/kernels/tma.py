@@ -17,7 +17,7 @@ import triton.language as tl
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties, device_properties
 from . import dependent_launch, split_k
-from .dependent_launch import dependent_launch_problem, wait_for_inputs
+from .dependent_launch import dependent_launch_problem, prefetch_b, wait_for_inputs
 from .descriptor import descriptor_problem, row_stride
 from .launch import INTERPRETED, Described, Launch, cdiv, shared_memory_problem
 from .raster import grouped_tile
@@ -64,7 +64,7 @@ PARAMETERS = {
     # no less than 64, and the rows of a on the second, which takes 16 and is made of parts.
     "SWAP": Parameter(IntRange(0, 1), default=0),
     "SPLIT_K": split_k.PARAMETER,
-    "PDL": dependent_launch.PARAMETERS["PDL"],
+    **dependent_launch.PARAMETERS,
     # 1: a program on each multiprocessor takes tile after tile, and loads the next while it stores one.
     "PERSISTENT": Parameter(IntRange(0, 1), default=0),
     # The parts in which a persistent program stores a tile: shared memory holds one of them.
@@ -115,6 +115,7 @@ def _tma_kernel(
     a_desc,
     b_desc,
     b2_desc,
+    weight_ptr,
     out_ptr,
     partials_ptr,
     counters_ptr,
@@ -123,6 +124,8 @@ def _tma_kernel(
     N,
     K,
     # strides in elements
+    stride_wk,
+    stride_wn,
     stride_om,
     stride_on,
     # tile
@@ -137,11 +140,14 @@ def _tma_kernel(
     M_MULTIPLE_OF_16: tl.constexpr,
     N_MULTIPLE_OF_16: tl.constexpr,
     PDL: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    WEIGHT_IS_A: tl.constexpr,
 ):
     """out = a @ b; a (M, K) and b (K, N), or their transposes behind the descriptors, out (M, N).
 
     A program computes one of the SPLIT_K parts along K of one tile of out, BLOCK_SIZE_M rows of PART_N +
     PART_N2 columns. Each part of the columns has its own accumulator, and both are fed by one load of a.
+    The weight is what is prefetched: a if WEIGHT_IS_A (where the sides are swapped), else b.
     """
     num_pid_m = tl.cdiv(M, BLOCK_SIZE_M)
     num_pid_n = tl.cdiv(N, PART_N + PART_N2)
@@ -159,6 +165,20 @@ def _tma_kernel(
     # every single wgmma (its message C7515).
     tl.assume(last_k > first_k)
 
+    if PREFETCH > 0:
+        # The first part of its columns only: rows of a power of two.
+        prefetch_b(
+            weight_ptr,
+            (offset_m if WEIGHT_IS_A else offset_n).to(tl.int64),
+            first_k,
+            M if WEIGHT_IS_A else N,
+            K,
+            stride_wk,
+            stride_wn,
+            BLOCK_SIZE_M if WEIGHT_IS_A else PART_N,
+            PREFETCH * BLOCK_SIZE_K,
+            not A_TRANSPOSED if WEIGHT_IS_A else B_TRANSPOSED,
+        )
     wait_for_inputs(PDL)
     acc = tl.zeros((BLOCK_SIZE_M, PART_N), dtype=tl.float32)
     if PART_N2 > 0:
@@ -381,16 +401,17 @@ def prepare(
     if len(second) == 1:
         second.append(None)
 
+    prefetch = config.get("PREFETCH", 0)
     # N is a size of the model, so that a compile may count on it; M is not.
     n_multiple_of_16 = out.shape[1] % 16 == 0
     return Launch(
         kernel=_tma_kernel,
         grid=(tiles * split, 1, 1),
-        operands=(first, *second, "out", *split_k.operands(split)),
-        values=(*shape, a.shape[1], *strides)
+        operands=(first, *second, "b" if prefetch else None, "out", *split_k.operands(split)),
+        values=(*shape, a.shape[1], *b.stride(), *strides)
         + (rows, *parts, block_k, config["GROUP_SIZE_M"], split, *transposed)
         + ((n_multiple_of_16, False) if swap else (False, n_multiple_of_16))
-        + (config.get("PDL", 0),),
+        + (config.get("PDL", 0), prefetch, bool(swap)),
         scratch=split_k.scratch(split, tiles, _tile_size(config)),
         options=dependent_launch.options(config),
     )

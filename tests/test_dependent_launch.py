@@ -1,0 +1,85 @@
+"""Programmatic dependent launch: started early, and yet every element that the launch before wrote is seen."""
+
+import kernels
+import pytest
+import torch
+
+from .exact import assert_product
+
+gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
+config_problem = gemm_kernel.kernels.config_problem
+launch_gemm_kernel = gemm_kernel.kernels.launch_gemm_kernel
+
+
+def config_of(kernel, block_m, block_n, block_k, **more):
+    return {
+        "kernel": kernel,
+        "BLOCK_SIZE_M": block_m,
+        "BLOCK_SIZE_N": block_n,
+        "BLOCK_SIZE_K": block_k,
+        "GROUP_SIZE_M": 8,
+        "num_warps": 4,
+        "num_stages": 4,
+        "PDL": 1,
+        **more,
+    }
+
+
+CONFIGS = [
+    config_of("swap", 16, 64, 128),
+    config_of("swap", 16, 128, 64, SPLIT_K=3),
+    config_of("gemv", 1, 2, 512, num_stages=1),
+    config_of("gemv", 1, 4, 256, SPLIT_K=2),
+    config_of("tma", 64, 64, 64),
+    config_of("tma", 64, 96, 128, SPLIT_K=2),
+    config_of("tma", 16, 64, 128, SWAP=1, SPLIT_K=2),
+]
+
+
+def test_the_prefetch_belongs_to_an_early_launch():
+    for config in CONFIGS:
+        assert config_problem({**config, "PREFETCH": 4}) is None
+        assert "power of two" in config_problem({**config, "PREFETCH": 3})
+        assert "needs PDL 1" in config_problem({**config, "PREFETCH": 4, "PDL": 0})
+    assert "64 or more" in config_problem(config_of("swap", 16, 64, 32, PREFETCH=1))
+    tiled = {**config_of("tiled", 64, 64, 64, PREFETCH=1)}
+    assert "not a key" in config_problem(tiled)
+
+
+def test_the_best_are_tried_with_it():
+    for config in CONFIGS:
+        refined = gemm_kernel.candidates.refinements(config)
+        assert any("PREFETCH" in each for each in refined)
+        assert all(config_problem(each) is None for each in refined)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("prefetch", [0, 1, 8])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["kernel"])
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+def test_what_the_launch_before_wrote_is_seen(device, layout, config, prefetch):
+    config = {**config, "PREFETCH": prefetch}
+    problem = config_problem(config, gemm_kernel.device.device_properties(device))
+    if problem:
+        pytest.skip(f"not for this device: {problem}")
+    M = 1 if config["kernel"] == "gemv" else 16
+    N, K = 2056, 1032  # multiples of 8, as descriptors want them, and of no tile
+    dtype = torch.float16
+    a = torch.randn(M, K, dtype=dtype, device=device)
+    # Each launch writes the b of the next one: in layout NT as the transpose of what it writes.
+    rows, columns = (N, K) if layout == "NT" else (K, N)
+    left = torch.randn(rows, 64, dtype=dtype, device=device)
+    right = torch.randn(64, columns, dtype=dtype, device=device)
+    writer = config_of("tma", 64, 64, 64)
+    weight = torch.full((rows, columns), torch.nan, dtype=dtype, device=device)
+    b = weight.t() if layout == "NT" else weight
+    if gemm_kernel.kernels.operand_problem(config, a, b, a.new_empty(M, N)):
+        pytest.skip("not for this layout")
+    outs, weights = [], []
+    for _ in range(20):
+        left.neg_().mul_(0.9)
+        launch_gemm_kernel(left, right, weight, writer)
+        outs.append(launch_gemm_kernel(a, b, a.new_full((M, N), torch.nan), config))
+        weights.append(b.clone())
+    for out, b in zip(outs, weights):
+        assert_product(out, a, b, config)
