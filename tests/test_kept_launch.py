@@ -30,10 +30,13 @@ class FakeLaunch:
     def is_possible(self):
         return self.possible
 
-    def __call__(self, a, b, out, addresses):
-        assert addresses == (a.data_ptr(), b.data_ptr(), out.data_ptr())
+    def __call__(self, a, b, out, bias, addresses):
+        operands = (a, b, out, bias)
+        assert addresses == tuple(None if one is None else one.data_ptr() for one in operands)
         self.calls.append(out)
-        out.copy_(a.double() @ b.double())
+        # A layer hands its weight (N, K) over as it is, and an input of any rank.
+        b = b.t() if b.shape[0] != a.shape[-1] else b
+        out.copy_(a.double() @ b.double() + (0 if bias is None else bias.double()))
 
 
 @pytest.fixture
@@ -174,12 +177,12 @@ def test_the_kernel_gets_what_the_jit_would_give_it(monkeypatch, by_pointer):
     compiled = SimpleNamespace(
         run=lambda *arguments: calls.append(arguments), function="handle", packed_metadata="packed"
     )
-    described = launching.pointers if by_pointer else lambda a, b, out: ("A", "B", None, "O")
+    described = launching.pointers if by_pointer else lambda *_: ("A", "B", None, "O")
     launch = launching.Launch("kernel", (5, 1, 1), described, (M, N, K, 64), {"launch_pdl": True})
     kept = launching.CompiledLaunch(launch, compiled, 3)
     assert kept.is_possible()
-    kept("a", "b", "out", (16, 32, 48))
-    operands = (16, 32, 48) if by_pointer else ("A", "B", None, "O")
+    kept("a", "b", "out", None, (16, 32, 48, None))
+    operands = (16, 32, 48, None) if by_pointer else ("A", "B", None, "O")
     expected = (5, 1, 1, 73, "handle", "packed", None, None, None, *operands, M, N, K, 64)
     assert calls == [expected]
     driver.get_current_device = lambda: 0
@@ -258,7 +261,7 @@ def test_the_compiled_function_gets_what_the_launcher_would_give_it(
     )
     monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=driver))
     run = launcher()
-    run(5, 1, 1, 70, "handle", "packed", None, None, None, 16, 32, 48, M, N)
+    run(5, 1, 1, 70, "handle", "packed", None, None, None, 16, 32, 48, 64, M, N)
     expected, run.calls = run.calls, []
     compiled = SimpleNamespace(run=run, function="handle", packed_metadata="packed")
     kept = launching.CompiledLaunch(
@@ -266,7 +269,7 @@ def test_the_compiled_function_gets_what_the_launcher_would_give_it(
     )
     assert run.calls == []
     assert (kept._launcher is not run) == is_direct
-    kept("a", "b", "out", (16, 32, 48))
+    kept("a", "b", "out", "bias", (16, 32, 48, 64))
     assert run.calls == expected
 
 

@@ -197,7 +197,7 @@ for index, ((block_m, block_n), stages) in enumerate(eval(sys.argv[1]).items()):
     a, b, out = torch.empty(3, 64, 64, dtype=(torch.float16, torch.bfloat16)[index // 4 % 2])
     b = b.t() if index % 2 else b
     launch = gluon.prepare(a, b, out, config)
-    compiled = launch.kernel.warmup(*launch.operands(a, b, out), *launch.values, grid=launch.grid,
+    compiled = launch.kernel.warmup(*launch.operands(a, b, out, None), *launch.values, grid=launch.grid,
                                     num_warps=4, num_stages=stages)
     spare = gluon.shared_memory(config) - compiled.metadata.shared
     assert 0 <= spare < 1024, (config, spare)
@@ -287,7 +287,7 @@ def test_one_launch_serves_other_tensors_of_the_same_form():
     for _ in range(2):
         a, b, out = make_operands(300, 512, 256, device="cuda")
         prepared.kernel[prepared.grid](
-            *prepared.operands(a, b, out), *prepared.values, num_warps=4, num_stages=4
+            *prepared.operands(a, b, out, None), *prepared.values, num_warps=4, num_stages=4
         )
         assert_right(a, b, out)
 
@@ -303,7 +303,7 @@ def test_new_sizes_are_no_new_compile():
         prepared = gluon.prepare(a, b, out, config)
         compiled.add(
             prepared.kernel.warmup(
-                *prepared.operands(a, b, out),
+                *prepared.operands(a, b, out, None),
                 *prepared.values,
                 grid=prepared.grid,
                 num_warps=4,

@@ -199,7 +199,7 @@ def test_a_launch_holds_for_other_tensors(device, config):
     prepared = tma.prepare(*make_operands(config, *shape), config)
     a, b, out = make_operands(config, *shape)
     options = {key: config[key] for key in ("num_warps", "num_stages")}
-    prepared.kernel[prepared.grid](*prepared.operands(a, b, out), *prepared.values, **options)
+    prepared.kernel[prepared.grid](*prepared.operands(a, b, out, None), *prepared.values, **options)
     assert_product(out, a, b)
 
 

@@ -143,7 +143,7 @@ def _gemm_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         apart_from_a = out_end <= a_address or a_address + plan.a_bytes <= out_address
         apart_from_b = out_end <= b_address or b_address + plan.b_bytes <= out_address
         if apart_from_a and apart_from_b and _is_possible(plan):
-            plan.launch(a, b, out, addresses)
+            plan.launch(a, b, out, None, (*addresses, None))
             increment_version(out)
             return
     _check_operands(a, b, out)
@@ -164,7 +164,7 @@ def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     plan = plans.get(kind)
     if plan is not None and not (a_address | b_address) & 15 and _is_possible(plan):
         out = a.new_empty(a.shape[0], b.shape[1])
-        plan.launch(a, b, out, (a_address, b_address, out.data_ptr()))
+        plan.launch(a, b, out, None, (a_address, b_address, out.data_ptr(), None))
         return out
     _check_operands(a, b)
     out = a.new_empty(a.shape[0], b.shape[1])

@@ -150,8 +150,13 @@ def prepare(
     b_fields = _descriptor_fields(b.t() if is_nt else b, b_box)
     out_fields = _descriptor_fields(out, (rows, _chunk_columns(tile)))
 
-    def operands(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple:
-        return _descriptor(a, a_fields), _descriptor(b, b_fields), _descriptor(out, out_fields)
+    def operands(
+        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple:
+        described = (
+            _descriptor(a, a_fields), _descriptor(b, b_fields), _descriptor(out, out_fields)
+        )  # fmt: skip
+        return (*described, bias)
 
     # One CTA fills a multiprocessor, and each takes as many tiles as the others, or one less.
     tiles = cdiv(M, block_m) * cdiv(N, block_n)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 import triton
@@ -15,16 +15,20 @@ except ImportError:  # before Triton 3.4
     knobs = None
 
 
+# Of a, b, out and the bias, which may be None: the first arguments of a kernel.
+Operands = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Optional[torch.Tensor]], tuple]
+
+
 class Launch(NamedTuple):
     """One launch as data: it holds for all operands of the same shapes, strides, dtype and alignment.
 
-    The kernel is called with ``operands(a, b, out)`` followed by ``values``, all by position, in the order
-    of its signature; compile-time values are among them.
+    The kernel is called with ``operands(a, b, out, bias)`` followed by ``values``, all by position, in the
+    order of its signature; compile-time values are among them, and so is a bias that is None.
     """
 
     kernel: Any
     grid: tuple[int, int, int]
-    operands: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple]
+    operands: Operands
     values: tuple
     # Launch options of Triton that the family decides, beside those of the configuration.
     options: dict[str, Any] = {}
@@ -71,10 +75,15 @@ class CompiledLaunch:
         return (current is None or current() == self._device_index) and not launch_hooks_installed()
 
     def __call__(
-        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, addresses: tuple
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        bias: torch.Tensor | None,
+        addresses: tuple,
     ) -> None:
-        """Launch on the current stream; ``addresses`` are those of a, b and out, in bytes."""
-        operands = addresses if self._operands is None else self._operands(a, b, out)
+        """Launch on the current stream; ``addresses`` are those of the operands in bytes, None for no bias."""
+        operands = addresses if self._operands is None else self._operands(a, b, out, bias)
         stream = self._current_stream(self._device_index)
         if self._packed:
             arguments = (*operands, *self._values)
@@ -146,9 +155,11 @@ def is_aligned(tensor: torch.Tensor) -> bool:
     return tensor.data_ptr() % 16 == 0
 
 
-def pointers(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple:
-    """The operands of a kernel that takes three pointers."""
-    return a, b, out
+def pointers(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+) -> tuple:
+    """The operands of a kernel that takes a pointer for each."""
+    return a, b, out, bias
 
 
 def cdiv(x: int, y: int) -> int:

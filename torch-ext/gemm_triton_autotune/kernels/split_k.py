@@ -17,6 +17,7 @@ import triton.language as tl
 
 from ..config import IntRange, Parameter
 from .counters import MAX_COUNTERS, get_counters
+from .launch import Operands
 
 PARAMETER = Parameter(IntRange(1, 16), default=1)
 
@@ -106,9 +107,7 @@ def scratch(
     )
 
 
-def operands(
-    SPLIT_K: int, tiles: int, tile_size: int
-) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple]:
-    """The `operands` of a launch that takes pointers: a, b, out, partial sums, counters."""
+def operands(SPLIT_K: int, tiles: int, tile_size: int) -> Operands:
+    """The `operands` of a launch that takes pointers: a, b, out, bias, partial sums, counters."""
     get_scratch = scratch(SPLIT_K, tiles, tile_size)
-    return lambda a, b, out: (a, b, out, *get_scratch(a.device))
+    return lambda a, b, out, bias: (a, b, out, bias, *get_scratch(a.device))

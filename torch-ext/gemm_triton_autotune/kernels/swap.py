@@ -16,6 +16,7 @@ import triton.language as tl
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties
 from . import dependent_launch, split_k
+from .bias import load_bias
 from .dependent_launch import dependent_launch_problem, wait_for_inputs
 from .launch import Launch, cdiv, shared_memory_problem
 from .split_k import block_range, sum_splits
@@ -39,6 +40,7 @@ def _swap_kernel(
     a_ptr,
     b_ptr,
     out_ptr,
+    bias_ptr,
     partials_ptr,
     counters_ptr,
     # shape
@@ -60,7 +62,7 @@ def _swap_kernel(
     EVEN_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out = a @ b, computed as out.T = b.T @ a.T; a (M, K), b (K, N), out (M, N).
+    """out = a @ b + bias, computed as out.T = b.T @ a.T; a (M, K), b (K, N), bias (N,) or None, out (M, N).
 
     A program computes one of the SPLIT_K parts along K of a BLOCK_SIZE_N x BLOCK_SIZE_M tile of out.T.
     The swap is that of DeepGEMM in vLLM (https://github.com/vllm-project/vllm/pull/29213).
@@ -107,6 +109,8 @@ def _swap_kernel(
         )
         acc, is_last = sum_splits(acc, offs, partials_ptr, counters_ptr, tile, split, SPLIT_K)
         mask = mask & is_last
+    if bias_ptr is not None:
+        acc += load_bias(bias_ptr, offs_n, N)[:, None]
     out_ptrs = out_ptr + offs_m[None, :] * stride_om + offs_n[:, None] * stride_on
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
