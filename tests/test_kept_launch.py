@@ -61,6 +61,36 @@ def test_the_second_call_takes_the_kept_launch(device, kept):
         assert len(kept.calls) == 2 * count
 
 
+def test_a_layer_and_a_bias_take_the_kept_launch(device, kept):
+    a, b = operands(device)
+    input, weight = a.view(2, 3, 4, K), b.t()
+    bias = torch.randn(N, dtype=torch.float16, device=device)
+    # None is another kind than a bias, and off alignment it is no kept launch's.
+    shifted = torch.empty(N + 1, dtype=torch.float16, device=device)[1:].copy_(bias)
+    linear = gemm_kernel.op.linear
+    for count in range(3):
+        assert_product(linear(input, weight).view(M, N), a, b)
+        assert_product(linear(input, weight, bias).view(M, N), a, b, bias=bias)
+        assert_product(linear(input[0, 0, 0], weight, bias)[None], a[:1], b, bias=bias)
+        out = torch.full((M, N), torch.nan, dtype=torch.float16, device=device)
+        assert_product(gemm_kernel.gemm(a, b, out=out, bias=bias), a, b, bias=bias)
+        assert len(kept.calls) == 4 * count
+        assert_product(linear(input, weight, shifted).view(M, N), a, b, bias=bias)
+        assert_product(gemm_kernel.gemm(a, b, out=out, bias=shifted), a, b, bias=bias)
+        assert len(kept.calls) == 4 * count
+        with pytest.raises(ValueError, match="share no memory"):
+            gemm_kernel.gemm(a, b, out=out, bias=out.view(-1)[:N])
+
+
+def test_an_input_that_has_to_be_copied_does_not(device, kept):
+    a, b = operands(device)
+    input = a.view(4, 6, K).movedim(0, 1)
+    for _ in range(2):
+        product = gemm_kernel.op.linear(input, b.t())
+        assert_product(product.reshape(M, N), input.reshape(M, K), b)
+    assert kept.calls == []
+
+
 def test_another_kind_of_operand_does_not(device, kept):
     a, b = operands(device)
     gemm_kernel.gemm(a, b)

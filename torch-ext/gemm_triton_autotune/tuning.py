@@ -205,14 +205,20 @@ def get_config(
 
 
 def launch_tuned(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, layout: str, M: int | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    layout: str,
+    M: int | None = None,
+    bias: torch.Tensor | None = None,
 ) -> Config:
-    """Write ``a @ b``, none of them empty, into ``out`` as a call with ``M`` rows (by default those of a).
+    """Write ``a @ b + bias``, none of them empty, into ``out`` as a call with ``M`` rows (by default a's).
 
     Returns: the configuration that did.
     """
     K, N = b.shape
     M = a.shape[0] if M is None else M
+    biases = () if bias is None else (bias,)
     failed: list[tuple[Config, Exception]] = []
 
     def accepts(config: Config) -> bool:
@@ -223,7 +229,7 @@ def launch_tuned(
     while True:
         config = get_config(M, N, K, a.device, layout, accepts)
         try:
-            kernels.launch_gemm_kernel(a, b, out, config)
+            kernels.launch_gemm_kernel(a, b, out, config, *biases)
         # Whatever went wrong (shared memory, registers, a fault of the compiler), an entry of a file is
         # not worth a failed call: the next nearest takes over, and in the end the default. If that fails
         # too, it was no entry's fault: the call fails, and none is given up.
