@@ -169,7 +169,18 @@ def _launch(
         out.zero_() if bias is None else out.copy_(bias)
         return None
     bias = None if bias is None else bias.contiguous()
-    return tuning.launch_tuned(a, b, out, _layout(b), bias=bias)
+    layout = _layout(b)
+    try:
+        return tuning.launch_tuned(a, b, out, layout, bias=bias)
+    except Exception as error:
+        # A capture may forbid what only a first launch does, to load a kernel for example.
+        if a.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            K, N = b.shape
+            raise RuntimeError(
+                f"gemm cannot be launched for the first time in this CUDA graph capture ({error}); call "
+                f"warmup(N={N}, K={K}, layout={layout!r}), or gemm itself, before it"
+            ) from error
+        raise
 
 
 def _gemm_fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
