@@ -153,3 +153,19 @@ def test_a_bad_bias_is_refused(device):
             gemm_kernel.gemm(a, b, out=out, bias=value)
     with pytest.raises(ValueError, match="out and bias"):
         gemm_kernel.gemm(a, b, out=out, bias=out[2])
+
+
+def test_warmup_compiles_for_calls_with_a_bias_too(device, monkeypatch):
+    launch = gemm_kernel.kernels.launch_gemm_kernel
+    biases = []
+
+    def spy(a, b, out, config, bias=None):
+        biases.append(bias is not None)
+        return launch(a, b, out, config, bias)
+
+    monkeypatch.setattr(gemm_kernel.kernels, "launch_gemm_kernel", spy)
+    for has_bias in (False, True):
+        biases.clear()
+        gemm_kernel.warmup(32, 16, device, dtype=torch.float16, bias=has_bias)
+        assert biases
+        assert set(biases) == {has_bias}

@@ -146,6 +146,7 @@ def test_a_capture_that_forbids_a_first_launch_is_told_what_to_do(monkeypatch):
     monkeypatch.setattr(gemm_kernel.op.tuning, "launch_tuned", forbidden)
     a = SimpleNamespace(shape=(4, 8), device=torch.device("cuda", 0))
     b, out = torch.empty(6, 8).t(), torch.empty(4, 6)
+    bias = torch.empty(6)
     for capturing, message in (
         (True, r"warmup\(N=6, K=8, layout='NT'\)"),
         (False, "not permitted"),
@@ -155,3 +156,5 @@ def test_a_capture_that_forbids_a_first_launch_is_told_what_to_do(monkeypatch):
         )
         with pytest.raises(RuntimeError, match=message):
             gemm_kernel.op._launch(a, b, out)
+        with pytest.raises(RuntimeError, match="bias=True" if capturing else message):
+            gemm_kernel.op._launch(a, b, out, bias)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import kernels
 import pytest
-import torch
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
 
@@ -20,7 +19,7 @@ needs_transformers = pytest.mark.skipif(
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(monkeypatch, capsys, nn_linear):
     """Run a script as `python script arguments` would, in this process; what it printed."""
 
     def run_script(script, *arguments):
@@ -29,10 +28,7 @@ def run(monkeypatch, capsys):
         assert module.get("main", int)() == 0
         return capsys.readouterr().out
 
-    yield run_script
-    for name in ("kernel_layer_name", "kernel_condition"):
-        if name in vars(torch.nn.Linear):
-            delattr(torch.nn.Linear, name)
+    return run_script
 
 
 def test_model_code_trains(run):

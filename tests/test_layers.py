@@ -1,6 +1,7 @@
 """`layers.Linear` by the Hub's layer rules, and in a model through `kernels.kernelize`."""
 
 import os
+import re
 from pathlib import Path
 
 import kernels
@@ -93,24 +94,30 @@ def test_a_model_is_kernelized_in_every_mode(device, launches, mode):
                 assert (own.grad - other.grad).abs().max() <= bound
 
 
-def test_nn_linear_itself_can_be_replaced(device, launches):
+def test_nn_linear_itself_can_be_replaced(device, launches, nn_linear):
     # by the library's own way for layers of a third party, and here only for those of half precision
     kernels.replace_kernel_forward_from_hub(
-        torch.nn.Linear, "Linear", lambda module: module.weight.dtype == torch.float16
+        nn_linear, "Linear", lambda module: module.weight.dtype == torch.float16
     )
-    try:
-        model = torch.nn.Sequential(
-            torch.nn.Linear(24, 40, device=device), torch.nn.Linear(40, 8, device=device)
-        )
-        model[1].half()
-        kernelized(model, Mode.INFERENCE)
-    finally:
-        del torch.nn.Linear.kernel_layer_name, torch.nn.Linear.kernel_condition
+    model = torch.nn.Sequential(nn_linear(24, 40, device=device), nn_linear(40, 8, device=device))
+    model[1].half()
+    kernelized(model, Mode.INFERENCE)
     full = model[0](torch.randn(5, 24, device=device))
     assert launches == []
     input = full.half()
     with torch.no_grad():
         assert_product(model[1](input), input, model[1].weight.t(), bias=model[1].bias)
+    assert len(launches) == 1
+
+
+def test_the_readme_replaces_the_layers_of_a_model(device, launches, nn_linear):
+    readme = (Path(__file__).resolve().parent.parent / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    (snippet,) = [block for block in blocks if "LayerRepository" in block]
+    backend = gemm_kernel.device.device_properties(device).backend
+    model = nn_linear(24, 40, dtype=torch.float16, device=device)
+    exec(snippet.replace('"cuda"', repr(backend)), {"torch": torch, "model": model})
+    model(torch.randn(5, 24, dtype=torch.float16, device=device))
     assert len(launches) == 1
 
 

@@ -267,7 +267,7 @@ PUBLIC_API = {
     "tune_gemm": "(N, K, Ms=…, dtype=None, save_dir=None, candidates=None, layout='NN', device=None, "
     "timer=None, on_progress=None, on_result=None)",
     "explain": "(M, N, K, device=None, layout='NN')",
-    "warmup": "(N, K, device=None, layout='NN', dtype=torch.bfloat16)",
+    "warmup": "(N, K, device=None, layout='NN', dtype=torch.bfloat16, bias=False)",
 }
 
 

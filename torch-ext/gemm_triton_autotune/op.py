@@ -176,9 +176,10 @@ def _launch(
         # A capture may forbid what only a first launch does, to load a kernel for example.
         if a.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             K, N = b.shape
+            has_bias = "" if bias is None else ", bias=True"
             raise RuntimeError(
                 f"gemm cannot be launched for the first time in this CUDA graph capture ({error}); call "
-                f"warmup(N={N}, K={K}, layout={layout!r}), or gemm itself, before it"
+                f"warmup(N={N}, K={K}, layout={layout!r}{has_bias}), or gemm itself, before it"
             ) from error
         raise
 

@@ -303,15 +303,18 @@ def warmup(
     device: torch.device | None = None,
     layout: str = "NN",
     dtype: torch.dtype = torch.bfloat16,
+    bias: bool = False,
 ) -> list[Config]:
     """Compile every configuration that calls with a weight of this shape can get, before they come.
 
+    bias: for calls that have one, which are other kernels than those that have none.
     Runs one product for each, of as many rows as its M and at most 8192. Returns: the configurations, in
     order of M.
     """
     device = resolve_device(device)
     _check_problem([1], N, K, layout)
     b = measure.make_weight(N, K, dtype, layout, device)
+    bias_row = torch.zeros(N, dtype=dtype, device=device) if bias else None
     tuned = _load_tuned_configs(N, K, device, layout) or {}
     # Where no entry serves, the default depends on M: powers of two see all of its steps.
     Ms = sorted({*tuned, *(1 << exponent for exponent in range(14))})
@@ -325,7 +328,7 @@ def warmup(
             return kernels.operand_problem(config, a, b, out) is None
 
         if get_config(M, N, K, device, layout, accepts) not in launched:
-            config = launch_tuned(a, b, out, layout, M)
+            config = launch_tuned(a, b, out, layout, M, bias_row)
             if config not in launched:
                 launched.append(config)
     return launched
