@@ -2,8 +2,8 @@
 
     python tests/compile_targets.py cuda:90 < configs.json
 
-A configuration a line in, a JSON object a line out: what the compiler made of it for a weight of (N, K) =
-(4096, 4096), or its error. Run without TRITON_INTERPRET: interpreted functions do not compile.
+A configuration a line in, with `layout`, `dtype`, `M` and `bias` if they are not the usual ones; a JSON
+object a line out: what the compiler made of it for a weight of (N, K) = (4096, 4096), or its error. Run without TRITON_INTERPRET: interpreted functions do not compile.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ def parse_target(name: str) -> GPUTarget:
     )
 
 
-def compile_config(config: dict, layout: str, dtype: torch.dtype, M: int) -> dict:
+def compile_config(config: dict, layout: str, dtype: torch.dtype, M: int, has_bias: bool) -> dict:
     N = K = 4096
     a = torch.empty(M, K, dtype=dtype)
     b = torch.empty(N, K, dtype=dtype).t() if layout == "NT" else torch.empty(K, N, dtype=dtype)
     out = torch.empty(M, N, dtype=dtype)
+    bias = torch.empty(N, dtype=dtype) if has_bias else None
     family = gemm_kernel.kernels.FAMILIES[config.get("kernel", "tiled")]
     problem = family.operand_problem(config, a, b, out)
     if problem:
@@ -61,7 +62,7 @@ def compile_config(config: dict, layout: str, dtype: torch.dtype, M: int) -> dic
     launch = family.prepare(a, b, out, config)
     options = gemm_kernel.config.launch_options(config, triton.runtime.driver.active.target.backend)
     options.update(launch.options)
-    compiled = launch.kernel.warmup(*launch.arguments(a, b, out), grid=launch.grid, **options)
+    compiled = launch.kernel.warmup(*launch.arguments(a, b, out, bias), grid=launch.grid, **options)
     report = {"shared": compiled.metadata.shared}
     if "ptx" in compiled.asm:
         ptx = compiled.asm["ptx"]
@@ -110,7 +111,11 @@ def main() -> None:
         dtype = getattr(torch, request.get("dtype", "bfloat16"))
         try:
             report = compile_config(
-                request["config"], request.get("layout", "NT"), dtype, request.get("M", 512)
+                request["config"],
+                request.get("layout", "NT"),
+                dtype,
+                request.get("M", 512),
+                request.get("bias", False),
             )
         except Exception as error:
             report = {"error": f"{type(error).__name__}: {str(error)[:300]}"}

@@ -62,3 +62,12 @@ def tuned_dir(tmp_path, monkeypatch):
     tuning._load_tuned_configs.cache_clear()
     yield directory
     tuning._load_tuned_configs.cache_clear()
+
+
+@pytest.fixture
+def nn_linear():
+    """`torch.nn.Linear`, which afterwards has forgotten that its forward may come from the Hub."""
+    yield torch.nn.Linear
+    for name in ("kernel_layer_name", "kernel_condition"):
+        if name in vars(torch.nn.Linear):
+            delattr(torch.nn.Linear, name)

@@ -1,15 +1,25 @@
 """Comparison with the exact product: one bound that calibrates itself, for every shape and dtype."""
 
+from __future__ import annotations
+
 import torch
 
 
-def assert_product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, case: object = "") -> None:
-    """``out`` differs from the float64 product by at most twice what rounding to its dtype costs.
+def assert_product(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    case: object = "",
+    bias: torch.Tensor | None = None,
+) -> None:
+    """``out`` differs from ``a @ b + bias`` in float64 by at most twice what rounding to its dtype costs.
 
     The bound is QuACK's, made independent of cuBLAS: no table of tolerances, and an accumulator of half
     precision does not pass it.
     """
     exact = a.double() @ b.double()
+    if bias is not None:
+        exact += bias.double()
     assert out.shape == exact.shape
     if exact.numel() == 0:
         return

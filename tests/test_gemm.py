@@ -230,47 +230,6 @@ def test_out_next_to_an_operand_is_taken(device):
     assert_product(out, a, b)
 
 
-def test_gradients_equal_the_exact_ones(device):
-    a = torch.randn(9, 20, dtype=torch.float16, device=device, requires_grad=True)
-    b = torch.randn(20, 12, dtype=torch.float16, device=device, requires_grad=True)
-    grad = torch.randn(9, 12, dtype=torch.float16, device=device)
-    gemm_kernel.gemm(a, b).backward(grad)
-    assert_product(a.grad, grad, b.detach().t())
-    assert_product(b.grad, a.detach().t(), grad)
-
-
-def test_out_with_operands_that_need_a_gradient_is_refused(device):
-    a = torch.randn(4, 8, dtype=torch.float16, device=device, requires_grad=True)
-    b = torch.randn(8, 6, dtype=torch.float16, device=device)
-    out = torch.empty(4, 6, dtype=torch.float16, device=device)
-    with pytest.raises(RuntimeError, match="gradient"):
-        gemm_kernel.gemm(a, b, out=out)
-    with torch.no_grad():
-        gemm_kernel.gemm(a, b, out=out)
-    assert_product(out, a.detach(), b)
-
-
-@pytest.mark.kernels_ci
-def test_ops_keep_their_contract(device):
-    ops = gemm_kernel.op.ops
-    a = torch.randn(4, 8, dtype=torch.float16, device=device, requires_grad=True)
-    b = torch.randn(8, 6, dtype=torch.float16, device=device, requires_grad=True)
-    out = torch.empty(4, 6, dtype=torch.float16, device=device)
-    torch.library.opcheck(ops.gemm, (a, b))
-    torch.library.opcheck(ops.gemm_out, (a.detach(), b.detach(), out))
-    torch.library.opcheck(ops.gemm_out, (a.detach(), b.detach(), out.t().contiguous().t()))
-
-
-def test_compiled_equals_eager_without_a_graph_break(device):
-    compiled = torch.compile(
-        lambda a, b: gemm_kernel.gemm(a, b) * 2, fullgraph=True, backend="aot_eager", dynamic=True
-    )
-    b = torch.randn(24, 10, dtype=torch.float16, device=device)
-    for M in (2, 5, 31):
-        a = torch.randn(M, 24, dtype=torch.float16, device=device)
-        assert torch.equal(compiled(a, b), gemm_kernel.gemm(a, b) * 2)
-
-
 @pytest.mark.two_gpus
 @pytest.mark.gpu
 def test_operands_decide_the_device(device):

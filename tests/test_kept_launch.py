@@ -15,6 +15,7 @@ from .exact import assert_product
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
 tuning = gemm_kernel.tuning
 launching = gemm_kernel.kernels.launch
+kept_launch = gemm_kernel.kernels.kept_launch
 
 M, N, K = 24, 40, 56
 
@@ -30,10 +31,13 @@ class FakeLaunch:
     def is_possible(self):
         return self.possible
 
-    def __call__(self, a, b, out, addresses):
-        assert addresses == (a.data_ptr(), b.data_ptr(), out.data_ptr())
+    def __call__(self, a, b, out, bias, addresses):
+        operands = (a, b, out, bias)
+        assert addresses == tuple(None if one is None else one.data_ptr() for one in operands)
         self.calls.append(out)
-        out.copy_(a.double() @ b.double())
+        # A layer hands its weight (N, K) over as it is, and an input of any rank.
+        b = b.t() if b.shape[0] != a.shape[-1] else b
+        out.copy_(a.double() @ b.double() + (0 if bias is None else bias.double()))
 
 
 @pytest.fixture
@@ -56,6 +60,36 @@ def test_the_second_call_takes_the_kept_launch(device, kept):
         assert gemm_kernel.gemm(a, b, out=out) is out
         assert_product(out, a, b)
         assert len(kept.calls) == 2 * count
+
+
+def test_a_layer_and_a_bias_take_the_kept_launch(device, kept):
+    a, b = operands(device)
+    input, weight = a.view(2, 3, 4, K), b.t()
+    bias = torch.randn(N, dtype=torch.float16, device=device)
+    # None is another kind than a bias, and off alignment it is no kept launch's.
+    shifted = torch.empty(N + 1, dtype=torch.float16, device=device)[1:].copy_(bias)
+    linear = gemm_kernel.op.linear
+    for count in range(3):
+        assert_product(linear(input, weight).view(M, N), a, b)
+        assert_product(linear(input, weight, bias).view(M, N), a, b, bias=bias)
+        assert_product(linear(input[0, 0, 0], weight, bias)[None], a[:1], b, bias=bias)
+        out = torch.full((M, N), torch.nan, dtype=torch.float16, device=device)
+        assert_product(gemm_kernel.gemm(a, b, out=out, bias=bias), a, b, bias=bias)
+        assert len(kept.calls) == 4 * count
+        assert_product(linear(input, weight, shifted).view(M, N), a, b, bias=bias)
+        assert_product(gemm_kernel.gemm(a, b, out=out, bias=shifted), a, b, bias=bias)
+        assert len(kept.calls) == 4 * count
+        with pytest.raises(ValueError, match="share no memory"):
+            gemm_kernel.gemm(a, b, out=out, bias=out.view(-1)[:N])
+
+
+def test_an_input_that_has_to_be_copied_does_not(device, kept):
+    a, b = operands(device)
+    input = a.view(4, 6, K).movedim(0, 1)
+    for _ in range(2):
+        product = gemm_kernel.op.linear(input, b.t())
+        assert_product(product.reshape(M, N), input.reshape(M, K), b)
+    assert kept.calls == []
 
 
 def test_another_kind_of_operand_does_not(device, kept):
@@ -235,9 +269,9 @@ def driver(monkeypatch):
     return driver
 
 
-def keep(run, operands=("a", "b", "out"), scratch=None):
+def keep(run, operands=("a", "b", "out", "bias"), scratch=None, bias=None):
     launch = launching.Launch("kernel", (5, 1, 1), operands, ARGUMENTS, scratch)
-    return gemm_kernel.kernels.kept_launch.KeptLaunch(launch, Compiled(run), *on_device_3(0))
+    return kept_launch.KeptLaunch(launch, Compiled(run), *on_device_3(0), bias)
 
 
 def on_device_3(seed):
@@ -270,14 +304,17 @@ class SomeTensor:
         (RefusingLauncher, False),
     ],
 )
-def test_the_compiled_function_gets_what_the_launcher_would_give_it(driver, launcher, is_direct):
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_the_compiled_function_gets_what_the_launcher_would_give_it(
+    driver, launcher, is_direct, has_bias
+):
     run = launcher()
     # CompiledKernel.run takes grid, stream, handles and hooks, then all arguments by position
-    tensors = on_device_3(7)
-    addresses = tuple(tensor.data_ptr() for tensor in tensors)
+    tensors = *on_device_3(7), SomeTensor(4096) if has_bias else None
+    addresses = tuple(tensor and tensor.data_ptr() for tensor in tensors)
     run(5, 1, 1, 73, "handle", "packed", None, None, None, *addresses, *ARGUMENTS)
     expected, run.calls = run.calls, []
-    kept = keep(run)
+    kept = keep(run, bias=tensors[3])
     assert run.calls == []
     assert (kept._call is not None) == is_direct
     kept(*tensors, addresses)
@@ -295,12 +332,12 @@ def test_scratch_memory_is_each_launch_its_own(driver, monkeypatch):
         asked.append((device.index, partials, counters, stream))
         return SomeTensor(900 + len(asked)), SomeTensor(5000 + len(asked))
 
-    monkeypatch.setattr(gemm_kernel.kernels.kept_launch, "get_scratch", get_scratch)
+    monkeypatch.setattr(kept_launch, "get_scratch", get_scratch)
     run = SpreadLauncher()
     scratch = launching.Scratch(256, 8)
     kept = keep(run, ("a", "b", "out", "partials", "counters"), scratch)
     for count in (1, 2):
-        kept(*on_device_3(1), (16, 32, 48))
+        kept(*on_device_3(1), None, (16, 32, 48, None))
         assert asked[-1] == (3, 256, 8, 73)
         assert run.calls[-1][13:18] == (16, 32, 48, 900 + count, 5000 + count)
 
@@ -371,9 +408,9 @@ def plain(arguments):
 def test_triton_launches_pointers_as_it_is_listened_to(driver):
     run, calls = installed_launcher(["*bf16"] * 3 + ["i32"] * 4)
     run(5, 1, 1, 73, "handle", "packed", None, None, None, 16, 32, 48, *ARGUMENTS)
-    kept = keep(run)
+    kept = keep(run, ("a", "b", "out"))
     assert kept._call is not None, "this version of Triton launches in another way"
-    kept(*on_device_3(1), (16, 32, 48))
+    kept(*on_device_3(1), None, (16, 32, 48, None))
     assert calls[1] == calls[0]
 
 
@@ -392,20 +429,19 @@ def test_triton_launches_descriptors_as_it_is_listened_to(driver, encoded):
         )
         encoded.clear()
         for _ in range(2):
-            kept(a, b, out, (a.address, b.address, out.address))
+            kept(a, b, out, None, (a.address, b.address, out.address, None))
             assert plain(calls[-1]) == plain(calls[-2])
         assert sorted(encoded) == [a.address, b.address]
 
 
 def test_the_number_of_kept_descriptors_has_an_end(driver, encoded, monkeypatch):
-    kept_launch = gemm_kernel.kernels.kept_launch
     monkeypatch.setattr(kept_launch, "_MAX_ENCODED", 6)
     monkeypatch.setattr(kept_launch, "_encoded", {})
     run, calls = installed_launcher(["tensordesc<bf16[64, 64]>"] + ["*bf16"] * 2 + ["i32"] * 4)
     kept = keep(run, (launching.Described("a", Descriptor), "b", "out"))
     for seed in range(20):
         a, b, out = on_device_3(seed)
-        kept(a, b, out, (a.address, b.address, out.address))
+        kept(a, b, out, None, (a.address, b.address, out.address, None))
         assert plain(calls[-1]).count(a.address) == 1
         assert len(kept_launch._encoded) <= 6
 

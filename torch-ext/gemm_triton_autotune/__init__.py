@@ -1,18 +1,20 @@
 """A Triton GEMM whose launch configurations are tuned once and ship as files.
 
-gemm(a, b)            a @ b, with the configuration tuned for this weight shape and GPU
+gemm(a, b, bias=)     a @ b + bias, with the configuration tuned for this weight shape and GPU
 tune_gemm(N=, K=)     measure and write a tuned file for this GPU
 explain(M, N, K)      which configuration a call gets, and why
 warmup(N, K)          compile all that calls with a weight can get, before they come
+layers.Linear         nn.Linear through gemm, for kernels.kernelize
 """
 
 # By name, since a second load under the same id finds the submodules imported and sets no attributes.
 from . import config as config
 from . import device as device
 from . import kernels as kernels
+from . import layers as layers
 from . import op as op
 from . import tuning as tuning
 from .op import gemm
 from .tuning import explain, tune_gemm, warmup
 
-__all__ = ["gemm", "tune_gemm", "explain", "warmup"]
+__all__ = ["gemm", "tune_gemm", "explain", "warmup", "layers"]

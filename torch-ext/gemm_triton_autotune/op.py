@@ -1,105 +1,19 @@
-"""The torch ops behind `gemm`: their checks, their fakes and the gradient."""
+"""The torch ops behind `gemm` and `layers.Linear`: their checks, their fakes and the gradients."""
 
 from __future__ import annotations
 
+import math
 from typing import Callable, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from . import kernels, tuning
 from ._ops import add_op_namespace_prefix, ops
 from .config import Config
 from .kernels.kept_launch import KeptLaunch
-
-
-def _check_operands(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
-    """Raise ValueError for anything that the kernels cannot take, before anything is launched."""
-    if a.dim() != 2 or b.dim() != 2:
-        raise ValueError(
-            f"gemm expects 2D tensors, got a of shape {tuple(a.shape)} and b of shape "
-            f"{tuple(b.shape)}; flatten leading dimensions first"
-        )
-    if a.shape[1] != b.shape[0]:
-        raise ValueError(
-            f"Incompatible GEMM shapes: {tuple(a.shape)} @ {tuple(b.shape)}; the columns of a must be as "
-            "many as the rows of b (for a weight of shape (N, K) pass weight.t())"
-        )
-    if a.dtype not in tuning.DTYPES or a.dtype != b.dtype:
-        raise ValueError(
-            "gemm expects a and b of one dtype, float16 or bfloat16; got dtype "
-            f"{_name(a.dtype)} and {_name(b.dtype)}; convert with .to(dtype)"
-        )
-    for name, tensor in (("a", a), ("b", b), ("out", out)):
-        if tensor is not None and tensor.layout != torch.strided:
-            raise ValueError(
-                f"gemm expects dense tensors, got {name} with layout {_name(tensor.layout)}; "
-                "convert with .to_dense()"
-            )
-    if a.device != b.device or (out is not None and out.device != a.device):
-        given = f"a on {a.device}, b on {b.device}" + (
-            "" if out is None else f", out on {out.device}"
-        )
-        raise ValueError(f"gemm expects all tensors on one device, got {given}; move them together")
-    if a.device.type == "meta" or (a.device.type == "cpu" and not kernels.INTERPRETED):
-        raise ValueError(
-            f"gemm expects tensors on a GPU, got tensors on {a.device}; move them, or set "
-            "TRITON_INTERPRET=1 before loading the kernel to run it on the CPU"
-        )
-    if out is not None:
-        expected = (a.shape[0], b.shape[1])
-        if tuple(out.shape) != expected:
-            raise ValueError(
-                f"gemm expects out of shape {expected}, got {tuple(out.shape)}; "
-                "allocate it as a.new_empty(M, N)"
-            )
-        if out.dtype != a.dtype:
-            raise ValueError(
-                f"gemm expects out of the dtype of a and b, {_name(a.dtype)}; got dtype {_name(out.dtype)}"
-            )
-
-
-def _name(value: object) -> str:
-    return str(value).replace("torch.", "", 1)
-
-
-def _check_memory(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """Raise ValueError if writing ``out`` would change an operand, or another element of ``out``."""
-    if _overlaps_itself(out):
-        raise ValueError(
-            f"gemm expects every element of out at an address of its own, got out of shape "
-            f"{tuple(out.shape)} with strides {out.stride()}; pass out.contiguous() and copy back"
-        )
-    start, end = _extent(out)
-    for name, operand in (("a", a), ("b", b)):
-        operand_start, operand_end = _extent(operand)
-        if start < operand_end and operand_start < end:
-            raise ValueError(
-                f"gemm expects out to share no memory with its operands, got out and {name} in one range "
-                f"of addresses; pass {name}.clone() or another out"
-            )
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """First address of ``tensor`` and the one behind its last; a pair that overlaps nothing if it is empty."""
-    if tensor.numel() == 0:
-        return 0, 0
-    start = tensor.data_ptr()
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return start, start + (last + 1) * tensor.element_size()
-
-
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    if tensor.numel() == 0:
-        return False
-    # Sorted by stride, each dimension must step over all that the ones below it reach.
-    reached = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
-        if size > 1:
-            if stride <= reached:
-                return True
-            reached += (size - 1) * stride
-    return False
+from .operands import check_linear, check_memory, check_operands, check_shapes, extent
 
 
 def _layout(b: torch.Tensor) -> str:
@@ -111,6 +25,7 @@ class _CallPlan(NamedTuple):
     """What is left to do for a call whose kind of operands was checked before."""
 
     launch: KeptLaunch
+    out_shape: tuple[int, ...]
     # Bytes from the first element of each operand to behind its last.
     a_bytes: int
     b_bytes: int
@@ -123,7 +38,9 @@ class _CallPlan(NamedTuple):
 _MAX_PLANS = 4096
 
 
-def _gemm_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+def _gemm_out(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None
+) -> None:
     # Torch does not see that a kernel writes: a gradient that was to be computed from what out held before
     # would be wrong, and nobody would be told, if its version stayed.
     try:
@@ -132,23 +49,31 @@ def _gemm_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
             *(b.shape, b.stride(), b.dtype, b.device),
             *(out.shape, out.stride(), out.dtype, out.device),
         )
-        addresses = a_address, b_address, out_address = a.data_ptr(), b.data_ptr(), out.data_ptr()
+        a_address, b_address, out_address = a.data_ptr(), b.data_ptr(), out.data_ptr()
+        any_address, bias_address = a_address | b_address | out_address, None
+        if bias is not None:
+            kind += bias.shape, bias.stride(), bias.dtype, bias.device
+            bias_address = bias.data_ptr()
+            any_address |= bias_address
     except RuntimeError:  # what has no strides or no address is refused below
-        _check_operands(a, b, out)
+        check_operands(a, b, out, bias)
         raise
     plans = tuning.call_plans
     plan = plans.get(kind)
-    if plan is not None and not (a_address | b_address | out_address) & 15:
+    if plan is not None and not any_address & 15:
         out_end = out_address + plan.out_bytes
         apart_from_a = out_end <= a_address or a_address + plan.a_bytes <= out_address
         apart_from_b = out_end <= b_address or b_address + plan.b_bytes <= out_address
-        if apart_from_a and apart_from_b and _is_possible(plan):
-            plan.launch(a, b, out, addresses)
+        apart_from_bias = (
+            bias is None or out_end <= bias_address or bias_address + bias.nbytes <= out_address
+        )
+        if apart_from_a and apart_from_b and apart_from_bias and _is_possible(plan):
+            plan.launch(a, b, out, bias, (a_address, b_address, out_address, bias_address))
             increment_version(out)
             return
-    _check_operands(a, b, out)
-    _check_memory(a, b, out)
-    _launch_and_plan(a, b, out, kind, plans)
+    check_operands(a, b, out, bias)
+    check_memory(a, b, out, bias)
+    _launch_and_plan(a, b, out, kind, plans, bias)
     increment_version(out)
 
 
@@ -158,17 +83,53 @@ def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         kind = a.shape, a.stride(), a.dtype, a.device, b.shape, b.stride(), b.dtype, b.device
         a_address, b_address = a.data_ptr(), b.data_ptr()
     except RuntimeError:
-        _check_operands(a, b)
+        check_operands(a, b)
         raise
     plans = tuning.call_plans
     plan = plans.get(kind)
     if plan is not None and not (a_address | b_address) & 15 and _is_possible(plan):
-        out = a.new_empty(a.shape[0], b.shape[1])
-        plan.launch(a, b, out, (a_address, b_address, out.data_ptr()))
+        out = a.new_empty(*plan.out_shape)
+        plan.launch(a, b, out, None, (a_address, b_address, out.data_ptr(), None))
         return out
-    _check_operands(a, b)
+    check_operands(a, b)
     out = a.new_empty(a.shape[0], b.shape[1])
     _launch_and_plan(a, b, out, kind, plans)
+    return out
+
+
+def _linear(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    # As above. Views of two dimensions would cost a layer more than all else here: a launch needs none, since
+    # it was prepared for the shapes and takes the addresses.
+    try:
+        kind = (
+            *(input.shape, input.stride(), input.dtype, input.device),
+            *(weight.shape, weight.stride(), weight.dtype, weight.device),
+            None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device),
+        )
+        input_address, weight_address = input.data_ptr(), weight.data_ptr()
+        bias_address = None if bias is None else bias.data_ptr()
+    except RuntimeError:
+        check_linear(input, weight, bias)
+        raise
+    plans = tuning.call_plans
+    plan = plans.get(kind)
+    is_aligned = not (input_address | weight_address | (bias_address or 0)) & 15
+    if plan is not None and is_aligned and _is_possible(plan):
+        out = input.new_empty(*plan.out_shape)
+        addresses = input_address, weight_address, out.data_ptr(), bias_address
+        plan.launch(input, weight, out, bias, addresses)
+        return out
+    check_linear(input, weight, bias)
+    N, K = weight.shape
+    out = input.new_empty(*input.shape[:-1], N)
+    M = math.prod(input.shape[:-1])
+    rows = input.reshape(M, K)
+    if rows.data_ptr() == input_address:
+        _launch_and_plan(rows, weight.t(), out.view(M, N), kind, plans, bias, tuple(out.shape))
+    else:  # a copy, which each call makes anew
+        _launch(rows, weight.t(), out.view(M, N), bias)
     return out
 
 
@@ -177,91 +138,239 @@ def _is_possible(plan: _CallPlan) -> bool:
 
 
 def _launch_and_plan(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, kind: tuple, plans: dict[tuple, _CallPlan]
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    kind: tuple,
+    plans: dict[tuple, _CallPlan],
+    bias: torch.Tensor | None = None,
+    out_shape: tuple[int, ...] | None = None,
 ) -> None:
     """Launch, and keep what can be repeated in ``plans``, those that were there when the call began."""
-    config = _launch(a, b, out)
-    launch = None if config is None else kernels.repeatable_launch(a, b, out, config)
+    config = _launch(a, b, out, bias)
+    if config is None or (bias is not None and not bias.is_contiguous()):
+        return
+    launch = kernels.repeatable_launch(a, b, out, config, bias)
     if launch is not None:
         if len(plans) >= _MAX_PLANS:
             plans.clear()
-        sizes = (end - start for start, end in map(_extent, (a, b, out)))
-        plans[kind] = _CallPlan(launch, *sizes, kernels.launch_gemm_kernel)
+        sizes = (end - start for start, end in map(extent, (a, b, out)))
+        shape = tuple(out.shape) if out_shape is None else out_shape
+        plans[kind] = _CallPlan(launch, shape, *sizes, kernels.launch_gemm_kernel)
 
 
-def _launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Config | None:
-    """Write ``a @ b`` into ``out``. Returns: the configuration that did, None if no kernel was needed."""
+def _launch(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None
+) -> Config | None:
+    """Write ``a @ b + bias`` into ``out``. Returns: the configuration that did, None if no kernel was needed."""
     if out.numel() == 0:
         return None
     if a.shape[1] == 0:
-        out.zero_()
+        out.zero_() if bias is None else out.copy_(bias)
         return None
-    return tuning.launch_tuned(a, b, out, _layout(b))
+    bias = None if bias is None else bias.contiguous()
+    layout = _layout(b)
+    try:
+        return tuning.launch_tuned(a, b, out, layout, bias=bias)
+    except Exception as error:
+        # A capture may forbid what only a first launch does, to load a kernel for example.
+        if a.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            K, N = b.shape
+            has_bias = "" if bias is None else ", bias=True"
+            raise RuntimeError(
+                f"gemm cannot be launched for the first time in this CUDA graph capture ({error}); call "
+                f"warmup(N={N}, K={K}, layout={layout!r}{has_bias}), or gemm itself, before it"
+            ) from error
+        raise
 
 
 def _gemm_fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    _check_operands(a, b)
+    check_operands(a, b)
     return a.new_empty(a.shape[0], b.shape[1])
 
 
+def _linear_fake(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    check_linear(input, weight, bias)
+    return input.new_empty(*input.shape[:-1], weight.shape[0])
+
+
 def _save_operands(ctx, inputs, output) -> None:
-    a, b = inputs
+    a, b = inputs[:2]
     # An operand is kept only for the gradient of the other one.
-    ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None)
+    ctx.save_for_backward(
+        a if ctx.needs_input_grad[1] else None, b if ctx.needs_input_grad[0] else None
+    )
 
 
 def _gemm_backward(ctx, grad):
     a, b = ctx.saved_tensors
-    grad_a = None if b is None else ops.gemm(grad, b.t())
-    grad_b = None if a is None else ops.gemm(a.t(), grad)
+    grad_a = None if b is None else gemm(grad, b.t())
+    grad_b = None if a is None else gemm(a.t(), grad)
     return grad_a, grad_b
+
+
+def _linear_backward(ctx, grad):
+    input, weight = ctx.saved_tensors
+    grad_input = grad_weight = grad_bias = None
+    rows = grad.reshape(math.prod(grad.shape[:-1]), grad.shape[-1])
+    if weight is not None:
+        grad_input = linear(grad, weight.t())
+    if input is not None:
+        grad_weight = gemm(rows.t(), input.reshape(rows.shape[0], input.shape[-1]))
+    if ctx.needs_input_grad[2]:
+        grad_bias = rows.sum(0)
+    return grad_input, grad_weight, grad_bias
+
+
+def _gemm_vmap(info, in_dims, a, b):
+    if in_dims[1] is not None:
+        raise _no_vmap("b")
+    return linear(a.movedim(in_dims[0], 0), b.t()), 0
+
+
+def _linear_vmap(info, in_dims, input, weight, bias):
+    if in_dims[1] is not None or in_dims[2] is not None:
+        raise _no_vmap("the weight or the bias")
+    return linear(input.movedim(in_dims[0], 0), weight, bias), 0
+
+
+def _out_vmap(info, in_dims, *operands):
+    raise _no_vmap("out")
+
+
+def _no_vmap(what: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"vmap over {what} is not supported by gemm, which takes one b for all rows; call it in a loop, "
+        "or use torch.bmm"
+    )
+
+
+# What autocast converts, as for torch.matmul.
+_CAST = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def _autocast(op: Callable, device_type: str) -> Callable:
+    """``op`` under autocast: as torch.matmul, in autocast's dtype (but a weight is converted at each call)."""
+
+    def cast(*operands: torch.Tensor | None) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype(device_type)
+        with torch.autocast(device_type, enabled=False):
+            return op(
+                *(
+                    one.to(dtype) if one is not None and one.dtype in _CAST else one
+                    for one in operands
+                )
+            )
+
+    return cast
+
+
+def _refuse_tangents(*operands: torch.Tensor | None) -> None:
+    """Torch asks no op of ours for a forward-mode gradient, and would go on without it."""
+    for operand in operands:
+        if operand is not None and forward_ad.unpack_dual(operand).tangent is not None:
+            raise NotImplementedError(
+                "gemm has gradients in reverse mode only, and an operand carries a tangent of forward mode; "
+                "use torch.matmul there"
+            )
+
+
+def _define(
+    name: str,
+    schema: str,
+    forward: Callable,
+    fake: Callable,
+    vmap: Callable,
+    backward: Callable | None = None,
+) -> None:
+    """One op of this build: ``name`` under its namespace."""
+    # `define` and `impl` cost a call several microseconds less than `custom_op`.
+    torch.library.define(add_op_namespace_prefix(name), schema)
+    torch.library.impl(add_op_namespace_prefix(name), "default", forward)
+    torch.library.register_fake(add_op_namespace_prefix(name), fake)
+    torch.library.register_vmap(add_op_namespace_prefix(name), vmap)
+    if backward is not None:
+        torch.library.register_autograd(
+            add_op_namespace_prefix(name), backward, setup_context=_save_operands
+        )
 
 
 # A build that is loaded through two spellings of its path is imported twice, under one namespace: the
 # ops of the first import serve both.
 if not hasattr(ops, "gemm"):
-    # `define` and `impl` cost a call several microseconds less than `custom_op`.
-    torch.library.define(add_op_namespace_prefix("gemm"), "(Tensor a, Tensor b) -> Tensor")
-    torch.library.impl(add_op_namespace_prefix("gemm"), "default", _gemm)
-    torch.library.register_fake(add_op_namespace_prefix("gemm"), _gemm_fake)
-    torch.library.register_autograd(
-        add_op_namespace_prefix("gemm"), _gemm_backward, setup_context=_save_operands
-    )
+    # The forward ops are for operands that need no gradient: looking for one costs an eager call more than
+    # the rest.
+    _GEMM = "(Tensor a, Tensor b) -> Tensor"
+    _define("gemm", _GEMM, _gemm, _gemm_fake, _gemm_vmap, _gemm_backward)
+    _define("gemm_forward", _GEMM, _gemm, _gemm_fake, _gemm_vmap)
+    _LINEAR = "(Tensor input, Tensor weight, Tensor? bias) -> Tensor"
+    _define("linear", _LINEAR, _linear, _linear_fake, _linear_vmap, _linear_backward)
+    _define("linear_forward", _LINEAR, _linear, _linear_fake, _linear_vmap)
+    _OUT = "(Tensor a, Tensor b, Tensor(a!) out, Tensor? bias=None) -> ()"
+    _define("gemm_out", _OUT, _gemm_out, check_operands, _out_vmap)
 
-    # The same for operands that need no gradient: looking for one costs an eager call more than the rest.
-    torch.library.define(add_op_namespace_prefix("gemm_forward"), "(Tensor a, Tensor b) -> Tensor")
-    torch.library.impl(add_op_namespace_prefix("gemm_forward"), "default", _gemm)
-    torch.library.register_fake(add_op_namespace_prefix("gemm_forward"), _gemm_fake)
-
-    torch.library.define(
-        add_op_namespace_prefix("gemm_out"), "(Tensor a, Tensor b, Tensor(a!) out) -> ()"
-    )
-    torch.library.impl(add_op_namespace_prefix("gemm_out"), "default", _gemm_out)
-    torch.library.register_fake(add_op_namespace_prefix("gemm_out"), _check_operands)
+    # A fragment ends with the object that made it. Its keys are those that only autocast adds to a call.
+    _fragment = torch.library.Library(add_op_namespace_prefix("").rstrip(":"), "FRAGMENT")
+    for _name in ("gemm", "gemm_forward", "linear", "linear_forward"):
+        for _device_type in ("cuda", "xpu", "cpu"):
+            _cast = _autocast(getattr(ops, _name).default, _device_type)
+            _fragment.impl(_name, _cast, f"Autocast{_device_type.upper()}")
 
 
 # Called by their overload, which torch would have to find at each call.
 _forward = ops.gemm_forward.default
+_linear_forward = ops.linear_forward.default
 _out = ops.gemm_out.default
 
 
-def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute ``a @ b`` with float32 accumulation, using the configuration tuned for this GPU.
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute ``a @ b + bias`` with float32 accumulation, using the configuration tuned for this GPU.
 
-    Shapes: a (M, K), b (K, N), out (M, N). Any strides; float16 or bfloat16, all three alike. Where b is
+    Shapes: a (M, K), b (K, N), bias (N,), out (M, N). Any strides; float16 or bfloat16, all alike. Where b is
     the transpose of a weight (N, K), as in ``gemm(x, weight.t())``, the files for layout NT are used.
-    Returns: ``out``, allocated when not given. An empty K gives zeros. Differentiable in a and b when
-    ``out`` is not given.
+    Returns: ``out``, allocated when not given, each element rounded once. An empty K gives zeros, or the bias.
+    Differentiable in a, b and bias when ``out`` is not given.
     Raises: ValueError when ranks, shapes, dtypes or devices do not match, or ``out`` shares memory with an
     operand; RuntimeError when ``out`` is given and an operand needs a gradient.
     """
     needs_gradient = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    if forward_ad._current_level >= 0:
+        _refuse_tangents(a, b, out, bias)
     if out is None:
+        if bias is not None:
+            check_shapes(a, b, out, bias)
+            return linear(a, b.t(), bias)
         return ops.gemm(a, b) if needs_gradient else _forward(a, b)
-    if needs_gradient or (out.requires_grad and torch.is_grad_enabled()):
+    others_need_gradient = out.requires_grad or (bias is not None and bias.requires_grad)
+    if needs_gradient or (others_need_gradient and torch.is_grad_enabled()):
         raise RuntimeError(
             "gemm expects tensors that need no gradient where out is given, as torch does; drop out, "
             "or call it under torch.no_grad()"
         )
-    _out(a, b, out)
+    _out(a, b, out) if bias is None else _out(a, b, out, bias)
     return out
+
+
+def linear(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``torch.nn.functional.linear`` by `gemm`: ``input @ weight.t() + bias``.
+
+    Shapes: input (..., K), weight (N, K), bias (N,); returns (..., N). Differentiable in all three.
+    Raises: ValueError when shapes, dtypes or devices do not match.
+    """
+    needs_gradient = torch.is_grad_enabled() and (
+        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    )
+    if forward_ad._current_level >= 0:
+        _refuse_tangents(input, weight, bias)
+    return (
+        ops.linear(input, weight, bias) if needs_gradient else _linear_forward(input, weight, bias)
+    )

@@ -205,14 +205,20 @@ def get_config(
 
 
 def launch_tuned(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, layout: str, M: int | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    layout: str,
+    M: int | None = None,
+    bias: torch.Tensor | None = None,
 ) -> Config:
-    """Write ``a @ b``, none of them empty, into ``out`` as a call with ``M`` rows (by default those of a).
+    """Write ``a @ b + bias``, none of them empty, into ``out`` as a call with ``M`` rows (by default a's).
 
     Returns: the configuration that did.
     """
     K, N = b.shape
     M = a.shape[0] if M is None else M
+    biases = () if bias is None else (bias,)
     failed: list[tuple[Config, Exception]] = []
 
     def accepts(config: Config) -> bool:
@@ -223,7 +229,7 @@ def launch_tuned(
     while True:
         config = get_config(M, N, K, a.device, layout, accepts)
         try:
-            kernels.launch_gemm_kernel(a, b, out, config)
+            kernels.launch_gemm_kernel(a, b, out, config, *biases)
         # Whatever went wrong (shared memory, registers, a fault of the compiler), an entry of a file is
         # not worth a failed call: the next nearest takes over, and in the end the default. If that fails
         # too, it was no entry's fault: the call fails, and none is given up.
@@ -297,15 +303,18 @@ def warmup(
     device: torch.device | None = None,
     layout: str = "NN",
     dtype: torch.dtype = torch.bfloat16,
+    bias: bool = False,
 ) -> list[Config]:
     """Compile every configuration that calls with a weight of this shape can get, before they come.
 
+    bias: for calls that have one, which are other kernels than those that have none.
     Runs one product for each, of as many rows as its M and at most 8192. Returns: the configurations, in
     order of M.
     """
     device = resolve_device(device)
     _check_problem([1], N, K, layout)
     b = measure.make_weight(N, K, dtype, layout, device)
+    bias_row = torch.zeros(N, dtype=dtype, device=device) if bias else None
     tuned = _load_tuned_configs(N, K, device, layout) or {}
     # Where no entry serves, the default depends on M: powers of two see all of its steps.
     Ms = sorted({*tuned, *(1 << exponent for exponent in range(14))})
@@ -319,7 +328,7 @@ def warmup(
             return kernels.operand_problem(config, a, b, out) is None
 
         if get_config(M, N, K, device, layout, accepts) not in launched:
-            config = launch_tuned(a, b, out, layout, M)
+            config = launch_tuned(a, b, out, layout, M, bias_row)
             if config not in launched:
                 launched.append(config)
     return launched

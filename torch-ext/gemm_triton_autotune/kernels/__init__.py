@@ -55,11 +55,16 @@ def operand_problem(
 
 
 def launch_gemm_kernel(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    config: Mapping[str, Any],
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Write ``a @ b`` into ``out`` with the kernel and tile that ``config`` names.
+    """Write ``a @ b + bias`` into ``out`` with the kernel and tile that ``config`` names.
 
     Shapes: a (M, K), b (K, N), out (M, N), none of them empty; any strides, one dtype, one device.
+    bias (N,), contiguous.
     Operands and configuration are taken as checked (`op.py`, `config_problem`, `operand_problem`).
     Returns: ``out``.
     """
@@ -67,33 +72,46 @@ def launch_gemm_kernel(
         # The interpreter multiplies the bit patterns of bfloat16 and cuts where it should round
         # (triton issue 11584); in float32 it is right, and torch rounds.
         exact = torch.empty_like(out, dtype=torch.float32)
-        return out.copy_(launch_gemm_kernel(a.float(), b.float(), exact, config))
+        bias = None if bias is None else bias.float()
+        return out.copy_(launch_gemm_kernel(a.float(), b.float(), exact, config, bias))
     with device_guard(a.device):
-        launch, arguments, options = _prepare(a, b, out, config)
+        launch, arguments, options = _prepare(a, b, out, config, bias)
         launch.kernel[launch.grid](*arguments, **options)
     return out
 
 
 def compile_kernel(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    config: Mapping[str, Any],
+    bias: torch.Tensor | None = None,
 ) -> tuple[Launch, Any]:
     """Compile what `launch_gemm_kernel` launches for these operands, unless that is done; launch nothing."""
     with device_guard(a.device):
-        launch, arguments, options = _prepare(a, b, out, config)
+        launch, arguments, options = _prepare(a, b, out, config, bias)
         return launch, launch.kernel.warmup(*arguments, grid=launch.grid, **options)
 
 
 def _prepare(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    config: Mapping[str, Any],
+    bias: torch.Tensor | None,
 ) -> tuple[Launch, tuple, dict[str, Any]]:
     """The launch, all arguments of its kernel in order, and its options."""
     launch = _family(config).prepare(a, b, out, config)
     options = launch_options(config, device_properties(a.device).backend)
-    return launch, launch.arguments(a, b, out), {**options, **launch.options}
+    return launch, launch.arguments(a, b, out, bias), {**options, **launch.options}
 
 
 def repeatable_launch(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    config: Mapping[str, Any],
+    bias: torch.Tensor | None = None,
 ) -> KeptLaunch | None:
     """What `launch_gemm_kernel` launches for these operands, to be repeated for others of the same kind.
 
@@ -101,8 +119,9 @@ def repeatable_launch(
     backends than CUDA (ROCm compiles by the size of a storage, too, which is no property of a tensor).
     """
     is_cuda = not INTERPRETED and device_properties(a.device).backend == "cuda"
-    if not is_cuda or not all(map(is_aligned, (a, b, out))):
+    pointers = (a, b, out) if bias is None else (a, b, out, bias)
+    if not is_cuda or not all(map(is_aligned, pointers)):
         return None
-    launch, compiled = compile_kernel(a, b, out, config)
+    launch, compiled = compile_kernel(a, b, out, config, bias)
     with device_guard(a.device):
-        return KeptLaunch(launch, compiled, a, b, out)
+        return KeptLaunch(launch, compiled, a, b, out, bias)

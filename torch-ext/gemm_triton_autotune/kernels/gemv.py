@@ -16,6 +16,7 @@ import triton.language as tl
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties
 from . import dependent_launch, split_k
+from .bias import load_bias
 from .dependent_launch import dependent_launch_problem, prefetch_b, wait_for_inputs
 from .launch import Launch, cdiv, shared_memory_problem
 from .split_k import block_range, sum_splits
@@ -39,6 +40,7 @@ def _gemv_kernel(
     a_ptr,
     b_ptr,
     out_ptr,
+    bias_ptr,
     partials_ptr,
     counters_ptr,
     # shape
@@ -59,7 +61,7 @@ def _gemv_kernel(
     PREFETCH: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
 ):
-    """out = a @ b; a (1, K), b (K, N), out (1, N).
+    """out = a @ b + bias; a (1, K), b (K, N), bias (N,) or None, out (1, N).
 
     A program computes one of the SPLIT_K parts along K of BLOCK_SIZE_N elements of out. Each place of its
     BLOCK_SIZE_N x BLOCK_SIZE_K tile of b has a sum of its own, and these are added up at the end.
@@ -114,6 +116,8 @@ def _gemv_kernel(
         offs = tl.arange(0, BLOCK_SIZE_N)
         row, is_last = sum_splits(row, offs, partials_ptr, counters_ptr, tile, split, SPLIT_K)
         mask = mask & is_last
+    if bias_ptr is not None:
+        row += load_bias(bias_ptr, offs_n, N)
     tl.store(out_ptr + offs_n * stride_on, row.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -157,7 +161,7 @@ def prepare(
     return Launch(
         kernel=_gemv_kernel,
         grid=(tiles * SPLIT_K, 1, 1),
-        operands=("a", "b", "out", *split_k.operands(SPLIT_K)),
+        operands=("a", "b", "out", "bias", *split_k.operands(SPLIT_K)),
         values=(N, K, a.stride(1), *b.stride(), out.stride(1))
         + (block_n, block_k, SPLIT_K, K % block_k == 0, config["num_stages"], config.get("PDL", 0))
         + (config.get("PREFETCH", 0), b.stride(0) == 1),

@@ -163,6 +163,7 @@ def prepare(
             Described("a", describe(a, (rows, block_k))),
             Described("b", describe(b.t() if b_is_nt else b, b_box)),
             Described("out", describe(out, (rows, _chunk_columns(tile)))),
+            "bias",
         ),
         values=(M, N, K)
         + (block_m, block_n, block_k, config["GROUP_SIZE_M"], config["num_stages"])

@@ -41,6 +41,8 @@ def gluon_gemm_kernel(
     a_desc,
     b_desc,
     out_desc,
+    # (N,), or None
+    bias_ptr,
     # shape
     M,
     N,
@@ -59,7 +61,7 @@ def gluon_gemm_kernel(
     A_IN_REGISTERS: gl.constexpr,
     B_IS_NT: gl.constexpr,
 ):
-    """out = a @ b; a (M, K) row-major, b (K, N) row-major or (if B_IS_NT) column-major, out (M, N).
+    """out = a @ b + bias; a (M, K) row-major, b (K, N) row-major or (if B_IS_NT) column-major, out (M, N).
 
     A CTA computes the BLOCK_SIZE_M x BLOCK_SIZE_N tiles pid, pid + CTAs, …: one warp loads the k steps of
     all of them into a ring, across tile borders, and CONSUMERS warpgroups multiply, each its own rows of
@@ -111,20 +113,20 @@ def gluon_gemm_kernel(
     # The numbers are warps and registers of the workers; the first partition gets what is left.
     if CONSUMERS == 1:
         gl.warp_specialize([
-            (_consumer, (buffers, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 0)),
+            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 0)),
             (_loader, (loads, empty, M, N, K, PART_1, PART_2, GROUP_SIZE_M, B_IS_NT)),
         ], [1], [24])  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize([
-            (_consumer, (buffers, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 0)),
-            (_consumer, (buffers, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 1)),
+            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 0)),
+            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 1)),
             (_loader, (loads, empty, M, N, K, PART_1, PART_2, GROUP_SIZE_M, B_IS_NT)),
         ], [4, 1], [240, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (_consumer, (buffers, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 0)),
-            (_consumer, (buffers, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 1)),
-            (_consumer, (buffers, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 2)),
+            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 0)),
+            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 1)),
+            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 2)),
             (_loader, (loads, empty, M, N, K, PART_1, PART_2, GROUP_SIZE_M, B_IS_NT)),
         ], [4, 4, 1], [160, 160, 24])  # fmt: skip
 
@@ -192,6 +194,7 @@ def _load_step(
 @gluon.jit
 def _consumer(
     buffers,
+    bias_ptr,
     M,
     N,
     K,
@@ -268,11 +271,31 @@ def _consumer(
             chunks = chunks + _chunks(acc_2, CHUNK)
         if tile + gl.num_programs(0) < tiles:
             _store_chunks(
-                chunks, out_desc, row, column, out_chunks, a_slots, CONSUMER, CONSUMERS, 0
+                chunks,
+                out_desc,
+                bias_ptr,
+                row,
+                column,
+                N,
+                out_chunks,
+                a_slots,
+                CONSUMER,
+                CONSUMERS,
+                0,
             )
         else:
             _store_chunks(
-                chunks, out_desc, row, column, out_chunks, a_slots, CONSUMER, CONSUMERS, NUM_STAGES
+                chunks,
+                out_desc,
+                bias_ptr,
+                row,
+                column,
+                N,
+                out_chunks,
+                a_slots,
+                CONSUMER,
+                CONSUMERS,
+                NUM_STAGES,
             )
     # The shared memory of a CTA that has ended may go to another while TMA still reads it.
     tma.store_wait(0)
@@ -282,8 +305,10 @@ def _consumer(
 def _store_chunks(
     chunks,
     out_desc,
+    bias_ptr,
     row,
     column,
+    N,
     out_chunks,
     a_slots,
     CONSUMER: gl.constexpr,
@@ -315,9 +340,21 @@ def _store_chunks(
             # The store that last read this chunk is STAGING stores ago, except where a tile begins and the
             # tile before it has not ended with the last chunk.
             tma.store_wait((len(chunks) - 1) % STAGING if i == 0 else STAGING - 1)
-        chunk.store(chunks[i].to(out_chunks.dtype))
+        values = _add_bias(chunks[i], bias_ptr, column + i * CHUNK, N)
+        chunk.store(values.to(out_chunks.dtype))
         fence_async_shared()
         _tma_store(out_desc, [row, column + i * CHUNK], chunk)
+
+
+@gluon.jit
+def _add_bias(chunk, bias_ptr, column, N):
+    """``chunk`` of the columns from ``column`` on, with the bias of these added in float32."""
+    if bias_ptr is not None:
+        CHUNK: gl.constexpr = chunk.shape[1]
+        offs_n = column + gl.arange(0, CHUNK, layout=gl.SliceLayout(0, _wgmma_layout(CHUNK)))
+        bias = gl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)
+        chunk += gl.expand_dims(bias.to(gl.float32), 0)
+    return chunk
 
 
 @gluon.jit

@@ -17,7 +17,7 @@ from .launch import Described, Launch, launch_hooks_installed
 from .scratch import get_scratch
 
 # Where a launch finds the address of an operand.
-_ADDRESSES = {"a": 0, "b": 1, "out": 2, "partials": 3, "counters": 4}
+_ADDRESSES = {"a": 0, "b": 1, "out": 2, "bias": 3, "partials": 4, "counters": 5}
 
 # Encoded descriptors by what is described and its address. They are determined by that alone, so one that
 # is kept also serves another tensor that comes to lie there. Some hundred bytes each.
@@ -40,9 +40,15 @@ class KeptLaunch:
     )
 
     def __init__(
-        self, launch: Launch, compiled: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+        self,
+        launch: Launch,
+        compiled: Any,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        bias: torch.Tensor | None = None,
     ) -> None:
-        """``compiled`` is for the device of ``a``, ``b`` and ``out``, which is the current one."""
+        """``compiled`` is for the device of these operands, which is the current one."""
         driver = triton.runtime.driver.active
         self._launch = launch
         self._device_index = a.device.index
@@ -54,7 +60,7 @@ class KeptLaunch:
         # No launch metadata and no hooks: with hooks installed this path is not taken.
         self._fixed = (compiled.function, compiled.packed_metadata, None, None, None)
         try:
-            self._call = _LowestCall(launch, compiled, self._run, self._fixed, a, b, out)
+            self._call = _LowestCall(launch, compiled, self._run, self._fixed, a, b, out, bias)
         except Exception:  # not a launcher that `_LowestCall` was written for
             self._call = None
 
@@ -64,15 +70,23 @@ class KeptLaunch:
         return (current is None or current() == self._device_index) and not launch_hooks_installed()
 
     def __call__(
-        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, addresses: tuple
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        bias: torch.Tensor | None,
+        addresses: tuple,
     ) -> None:
-        """Launch on the current stream; ``addresses`` are those of a, b and out, in bytes."""
+        """Launch on the current stream; ``addresses`` are those of the operands, None for no bias.
+
+        What the tensors say beside their address and device does not count: they may have other shapes.
+        """
         stream = self._current_stream(self._device_index)
         if self._call is not None:
             self._call(stream, self._launch.scratch, a, b, out, addresses)
         else:
             launch = self._launch
-            self._run(*launch.grid, stream, *self._fixed, *launch.arguments(a, b, out))
+            self._run(*launch.grid, stream, *self._fixed, *launch.arguments(a, b, out, bias))
 
 
 class _LowestCall:
@@ -104,12 +118,15 @@ class _LowestCall:
         a: torch.Tensor,
         b: torch.Tensor,
         out: torch.Tensor,
+        bias: torch.Tensor | None,
     ) -> None:
         """Raises: any exception, if what is heard is not of a form that is known here."""
         if run.global_scratch_size or run.profile_scratch_size:
             raise ValueError("it allocates memory at each launch")
         self._launch = launch
         self._stand_ins = {name: object() for name in _ADDRESSES}
+        if bias is None:
+            self._stand_ins["bias"] = None
         stream = object()
         arguments = self._kernel_arguments(a, b, out)
         listener = _Listener(run)
@@ -140,7 +157,7 @@ class _LowestCall:
         self._pointers = [
             (_place(self._arguments, self._stand_ins[operand]), _ADDRESSES[operand])
             for operand in launch.operands
-            if isinstance(operand, str)
+            if isinstance(operand, str) and self._stand_ins[operand] is not None
         ]
         self._descriptors = []
         for number, (place, operand) in enumerate(zip(places, described)):

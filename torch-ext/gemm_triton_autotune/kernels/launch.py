@@ -39,16 +39,22 @@ class Launch(NamedTuple):
 
     kernel: Any
     grid: tuple[int, int, int]
-    # A name is a pointer: to a, b, out, or to the partials or counters of the scratch memory.
+    # A name is a pointer: to a, b, out or bias, or to the partials or counters of the scratch memory.
     operands: tuple[str | Described | None, ...]
     values: tuple
     scratch: Scratch | None = None
     # Launch options of Triton that the family decides, beside those of the configuration.
     options: dict[str, Any] = {}
 
-    def arguments(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple:
-        """All arguments of the kernel, in order."""
-        tensors = {"a": a, "b": b, "out": out, None: None}
+    def arguments(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> tuple:
+        """All arguments of the kernel, in order; a bias that is None is a compile-time value."""
+        tensors = {"a": a, "b": b, "out": out, "bias": bias, None: None}
         if self.scratch is not None:
             tensors["partials"], tensors["counters"] = get_scratch(a.device, *self.scratch)
         operands = (

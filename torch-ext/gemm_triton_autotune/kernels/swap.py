@@ -16,6 +16,7 @@ import triton.language as tl
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties
 from . import dependent_launch, split_k
+from .bias import load_bias
 from .dependent_launch import dependent_launch_problem, prefetch_b, wait_for_inputs
 from .launch import Launch, cdiv, shared_memory_problem
 from .split_k import block_range, sum_splits
@@ -39,6 +40,7 @@ def _swap_kernel(
     a_ptr,
     b_ptr,
     out_ptr,
+    bias_ptr,
     partials_ptr,
     counters_ptr,
     # shape
@@ -62,7 +64,7 @@ def _swap_kernel(
     PREFETCH: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
 ):
-    """out = a @ b, computed as out.T = b.T @ a.T; a (M, K), b (K, N), out (M, N).
+    """out = a @ b + bias, computed as out.T = b.T @ a.T; a (M, K), b (K, N), bias (N,) or None, out (M, N).
 
     A program computes one of the SPLIT_K parts along K of a BLOCK_SIZE_N x BLOCK_SIZE_M tile of out.T.
     The swap is that of DeepGEMM in vLLM (https://github.com/vllm-project/vllm/pull/29213).
@@ -122,6 +124,8 @@ def _swap_kernel(
         )
         acc, is_last = sum_splits(acc, offs, partials_ptr, counters_ptr, tile, split, SPLIT_K)
         mask = mask & is_last
+    if bias_ptr is not None:
+        acc += load_bias(bias_ptr, offs_n, N)[:, None]
     out_ptrs = out_ptr + offs_m[None, :] * stride_om + offs_n[:, None] * stride_on
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -161,7 +165,7 @@ def prepare(
     return Launch(
         kernel=_swap_kernel,
         grid=(tiles * SPLIT_K, 1, 1),
-        operands=("a", "b", "out", *split_k.operands(SPLIT_K)),
+        operands=("a", "b", "out", "bias", *split_k.operands(SPLIT_K)),
         values=(M, b.shape[1], K, *a.stride(), *b.stride(), *out.stride())
         + (block_m, block_n, block_k, SPLIT_K, K % block_k == 0, config.get("PDL", 0))
         + (config.get("PREFETCH", 0), b.stride(0) == 1),

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from ..config import DEFAULT_KERNEL, IntRange, Parameter
 from ..device import DeviceProperties
+from .bias import load_bias
 from .launch import Launch, cdiv, shared_memory_problem
 from .raster import grouped_tile
 
@@ -36,6 +37,7 @@ def _tiled_kernel(
     a_ptr,
     b_ptr,
     out_ptr,
+    bias_ptr,
     # shape
     M,
     N,
@@ -55,7 +57,7 @@ def _tiled_kernel(
     EVEN_K: tl.constexpr,
     M_MULTIPLE_OF_16: tl.constexpr,
 ):
-    """out = a @ b; a (M, K), b (K, N), out (M, N).
+    """out = a @ b + bias; a (M, K), b (K, N), bias (N,) or None, out (M, N).
 
     A program computes one BLOCK_SIZE_M x BLOCK_SIZE_N tile of out.
     """
@@ -94,6 +96,8 @@ def _tiled_kernel(
         a_ptrs += k_step * stride_ak
         b_ptrs += k_step * stride_bk
 
+    if bias_ptr is not None:
+        acc += load_bias(bias_ptr, offs_n, N)[None, :]
     out_ptrs = out_ptr + offs_m[:, None] * stride_om + offs_n[None, :] * stride_on
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask_m & mask_n)
 
@@ -125,7 +129,7 @@ def prepare(
     return Launch(
         kernel=_tiled_kernel,
         grid=(cdiv(M, block_m) * cdiv(N, block_n), 1, 1),
-        operands=("a", "b", "out"),
+        operands=("a", "b", "out", "bias"),
         values=(M, N, K, *a.stride(), *b.stride(), *out.stride())
         + (block_m, block_n, block_k, config["GROUP_SIZE_M"], K % block_k == 0, m_multiple_of_16),
     )

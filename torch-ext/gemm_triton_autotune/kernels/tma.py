@@ -17,6 +17,7 @@ import triton.language as tl
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties, device_properties
 from . import dependent_launch, split_k
+from .bias import load_bias
 from .dependent_launch import dependent_launch_problem, prefetch_b, wait_for_inputs
 from .descriptor import descriptor_problem, row_stride
 from .launch import INTERPRETED, Described, Launch, cdiv, shared_memory_problem
@@ -89,6 +90,7 @@ def _load_b(b_desc, offset_k, offset_n, B_TRANSPOSED: tl.constexpr):
 @triton.jit
 def _store(
     out_ptr,
+    bias_ptr,
     acc,
     offset_m,
     offset_n,
@@ -98,10 +100,16 @@ def _store(
     complete,
     BLOCK_SIZE_M: tl.constexpr,
     PART_N: tl.constexpr,
+    SWAP: tl.constexpr,
 ):
     # 64 bits: an index times a stride passes 2**31 elements in real batches.
     offs_m = offset_m.to(tl.int64) + tl.arange(0, BLOCK_SIZE_M)
     offs_n = offset_n.to(tl.int64) + tl.arange(0, PART_N)
+    if bias_ptr is not None:
+        if SWAP:
+            acc += load_bias(bias_ptr, offs_m, M)[:, None]
+        else:
+            acc += load_bias(bias_ptr, offs_n, N)[None, :]
     out_ptrs = out_ptr + offs_m[:, None] * strides[0] + offs_n[None, :] * strides[1]
     mask = (offs_m[:, None] < M) & (offs_n[None, :] < N) & complete
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
@@ -117,6 +125,7 @@ def _tma_kernel(
     b2_desc,
     weight_ptr,
     out_ptr,
+    bias_ptr,
     partials_ptr,
     counters_ptr,
     # shape
@@ -139,15 +148,16 @@ def _tma_kernel(
     B_TRANSPOSED: tl.constexpr,
     M_MULTIPLE_OF_16: tl.constexpr,
     N_MULTIPLE_OF_16: tl.constexpr,
+    SWAP: tl.constexpr,
     PDL: tl.constexpr,
     PREFETCH: tl.constexpr,
-    WEIGHT_IS_A: tl.constexpr,
 ):
-    """out = a @ b; a (M, K) and b (K, N), or their transposes behind the descriptors, out (M, N).
+    """out = a @ b + bias; a (M, K) and b (K, N), or their transposes behind the descriptors, out (M, N).
 
-    A program computes one of the SPLIT_K parts along K of one tile of out, BLOCK_SIZE_M rows of PART_N +
-    PART_N2 columns. Each part of the columns has its own accumulator, and both are fed by one load of a.
-    The weight is what is prefetched: a if WEIGHT_IS_A (where the sides are swapped), else b.
+    The bias is None, or one number for each column of out; if SWAP, for each row, a column of the caller's out.
+    The weight, which is what is prefetched, is b; if SWAP, a. A program computes one of the SPLIT_K parts along
+    K of one tile of out, BLOCK_SIZE_M rows of PART_N + PART_N2 columns. Each part of the columns has its own
+    accumulator, and both are fed by one load of a.
     """
     num_pid_m = tl.cdiv(M, BLOCK_SIZE_M)
     num_pid_n = tl.cdiv(N, PART_N + PART_N2)
@@ -169,15 +179,15 @@ def _tma_kernel(
         # The first part of its columns only: rows of a power of two.
         prefetch_b(
             weight_ptr,
-            (offset_m if WEIGHT_IS_A else offset_n).to(tl.int64),
+            (offset_m if SWAP else offset_n).to(tl.int64),
             first_k,
-            M if WEIGHT_IS_A else N,
+            M if SWAP else N,
             K,
             stride_wk,
             stride_wn,
-            BLOCK_SIZE_M if WEIGHT_IS_A else PART_N,
+            BLOCK_SIZE_M if SWAP else PART_N,
             PREFETCH * BLOCK_SIZE_K,
-            not A_TRANSPOSED if WEIGHT_IS_A else B_TRANSPOSED,
+            not A_TRANSPOSED if SWAP else B_TRANSPOSED,
         )
     wait_for_inputs(PDL)
     acc = tl.zeros((BLOCK_SIZE_M, PART_N), dtype=tl.float32)
@@ -211,10 +221,12 @@ def _tma_kernel(
     if N_MULTIPLE_OF_16:
         N = N // 16 * 16
     strides = (stride_om, stride_on)
-    _store(out_ptr, acc, offset_m, offset_n, M, N, strides, complete, BLOCK_SIZE_M, PART_N)
+    # fmt: off
+    _store(out_ptr, bias_ptr, acc, offset_m, offset_n, M, N, strides, complete, BLOCK_SIZE_M, PART_N, SWAP)
     if PART_N2 > 0:
         offset_n += PART_N
-        _store(out_ptr, acc2, offset_m, offset_n, M, N, strides, complete, BLOCK_SIZE_M, PART_N2)
+        _store(out_ptr, bias_ptr, acc2, offset_m, offset_n, M, N, strides, complete, BLOCK_SIZE_M, PART_N2, SWAP)
+    # fmt: on
 
 
 @triton.jit
@@ -224,10 +236,11 @@ def _offs(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M", "N", "K"])
 def _tma_persistent_kernel(
-    # descriptors
+    # descriptors and a pointer
     a_desc,
     b_desc,
     out_desc,
+    bias_ptr,
     # shape
     M,
     N,
@@ -241,9 +254,9 @@ def _tma_persistent_kernel(
     A_TRANSPOSED: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
 ):
-    """out = a @ b; a (M, K) and b (K, N), or their transposes behind the descriptors, out (M, N).
+    """out = a @ b + bias; a (M, K) and b (K, N), or their transposes behind the descriptors, out (M, N).
 
-    A program computes every num_programs-th tile of out. The loops over tiles and over k are flattened
+    The bias is (N,) or None. A program computes every num_programs-th tile of out. The loops over tiles and over k are flattened
     into one, so that the loads of the next tile are under way while this one is stored, as in Triton's
     tutorial 09 (https://triton-lang.org/main/getting-started/tutorials/09-persistent-matmul.html).
     """
@@ -263,6 +276,8 @@ def _tma_persistent_kernel(
             b = _load_b(b_desc, k, offset_n, B_TRANSPOSED)
             acc = tl.dot(a, b, acc)
 
+        if bias_ptr is not None:
+            acc += load_bias(bias_ptr, offset_n + tl.arange(0, BLOCK_SIZE_N), N)[None, :]
         if EPILOGUE_SUBTILE == 1:
             out_desc.store([offset_m, offset_n], acc.to(out_desc.dtype))
         else:
@@ -407,11 +422,18 @@ def prepare(
     return Launch(
         kernel=_tma_kernel,
         grid=(tiles * split, 1, 1),
-        operands=(first, *second, "b" if prefetch else None, "out", *split_k.operands(split)),
+        operands=(
+            first,
+            *second,
+            "b" if prefetch else None,
+            "out",
+            "bias",
+            *split_k.operands(split),
+        ),
         values=(*shape, a.shape[1], *b.stride(), *strides)
         + (rows, *parts, block_k, config["GROUP_SIZE_M"], split, *transposed)
         + ((n_multiple_of_16, False) if swap else (False, n_multiple_of_16))
-        + (config.get("PDL", 0), prefetch, bool(swap)),
+        + (bool(swap), config.get("PDL", 0), prefetch),
         scratch=split_k.scratch(split, tiles, _tile_size(config)),
         options=dependent_launch.options(config),
     )
@@ -431,6 +453,7 @@ def _prepare_persistent(
             Described("a", _describe(a, (block_m, block_k))),
             Described("b", _describe(b, (block_k, block_n))),
             Described("out", _describe(out, (block_m, block_n // subtile))),
+            "bias",
         ),
         values=(*out.shape, a.shape[1], block_m, block_n, block_k)
         + (config["GROUP_SIZE_M"], subtile, _is_transposed(a), _is_transposed(b)),
