@@ -248,7 +248,8 @@ def test_a_stride_that_is_never_used_may_be_any(device, config):
         ({"PERSISTENT": 1, "SPLIT_K": 2}, "no SPLIT_K"),
     ],
 )
-def test_a_bad_config_is_refused_with_the_reason(change, reason):
+def test_a_bad_config_is_refused_with_the_reason(change, reason, monkeypatch):
+    monkeypatch.setattr(tma, "TensorDescriptor", object)  # whatever Triton is installed
     config = make_config(128, 256, 64, 8, 3)
     assert gemm_kernel.kernels.config_problem(config, H200) is None
     assert reason in gemm_kernel.kernels.config_problem({**config, **change}, H200)
@@ -270,7 +271,10 @@ def test_other_devices_are_refused(properties):
 
 def test_an_old_triton_is_refused(monkeypatch):
     monkeypatch.setattr(tma, "TensorDescriptor", None)
-    assert "Triton 3.4" in gemm_kernel.kernels.config_problem(make_config(64, 64, 64, 4, 2))
+    config = make_config(64, 64, 64, 4, 2)
+    assert "Triton 3.4" in gemm_kernel.kernels.config_problem(config, H200)
+    # The entry itself is a valid one.
+    assert gemm_kernel.kernels.config_problem(config) is None
 
 
 def test_the_tested_configurations_fit_an_h200():

@@ -21,7 +21,7 @@ from .dependent_launch import dependent_launch_problem, wait_for_inputs
 from .descriptor import descriptor_problem, row_stride
 from .launch import INTERPRETED, Launch, cdiv, shared_memory_problem
 from .raster import grouped_tile
-from .split_k import arrive_last, block_range, store_partial, sum_partials
+from .split_k import arrive_last, block_range, mask_if, store_partial, sum_partials
 
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -103,7 +103,7 @@ def _store(
     offs_m = offset_m.to(tl.int64) + tl.arange(0, BLOCK_SIZE_M)
     offs_n = offset_n.to(tl.int64) + tl.arange(0, PART_N)
     out_ptrs = out_ptr + offs_m[:, None] * strides[0] + offs_n[None, :] * strides[1]
-    mask = (offs_m[:, None] < M) & (offs_n[None, :] < N) & complete
+    mask = mask_if(complete, (offs_m[:, None] < M) & (offs_n[None, :] < N))
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -256,8 +256,6 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
     rows, columns = _tile(config)
     num_warps, num_stages = config["num_warps"], config["num_stages"]
     persistent, subtile = config.get("PERSISTENT", 0), config.get("EPILOGUE_SUBTILE", 1)
-    if TensorDescriptor is None:
-        return "needs Triton 3.4 or newer"
     if properties and not _has_tma(properties):
         return "needs a CUDA device of compute capability 9.0 or newer"
     if rows not in (64, 128, 256) or columns not in _PARTS:
@@ -282,9 +280,12 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
     # but a few bytes where the largest tiles are split along K, after the loop.
     if rows * columns > 192 * 32 * num_warps:
         return f"a {rows}x{columns} tile needs more than the registers of {num_warps} warps"
-    return dependent_launch_problem(config.get("PDL", 0), properties) or shared_memory_problem(
+    problem = dependent_launch_problem(config.get("PDL", 0), properties) or shared_memory_problem(
         _shared_memory(config), properties
     )
+    if properties and TensorDescriptor is None:
+        return problem or "needs Triton 3.4 or newer"
+    return problem
 
 
 _SIDES = "BLOCK_SIZE_M", "BLOCK_SIZE_N"
