@@ -4,8 +4,8 @@ import kernels
 import pytest
 import torch
 
+from .compile_targets import compile_all
 from .exact import assert_product
-from .test_compile import compile_all
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
 launch_gemm_kernel = gemm_kernel.kernels.launch_gemm_kernel
@@ -108,9 +108,9 @@ def test_a_bias_takes_no_register_from_the_accumulator():
     ]
     if gemm_kernel.kernels.gluon.IMPORT_PROBLEM:
         configs = [config for config in configs if config["kernel"] != "gluon"]
-    requests = [{"config": config, "bias": True} for config in configs]
-    for report in compile_all("cuda:90", requests):
-        assert report["stack"] == 0, report
+    requests = [{"config": config, "has_bias": True} for config in configs]
+    for report in compile_all("sm_90", requests):
+        assert report["spilled"] == 0, report
         assert report["wgmma"] > 0, report
 
 

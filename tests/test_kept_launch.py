@@ -448,16 +448,25 @@ def test_the_number_of_kept_descriptors_has_an_end(driver, encoded, monkeypatch)
 
 def test_a_profiler_that_listens_to_launches_is_seen():
     assert not launching.launch_hooks_installed()
-    hook = triton.knobs.runtime.launch_enter_hook
 
     def listen(*_):
         pass
 
-    hook.add(listen)
+    # The last that has hooks here: CompiledKernel before Triton 3.4, and a chain of them from 3.5 on.
+    owner = getattr(triton, "knobs", None)
+    owner = triton.compiler.CompiledKernel if owner is None else owner.runtime
+    hook = owner.launch_enter_hook
     try:
+        if hasattr(hook, "add"):
+            hook.add(listen)
+        else:
+            owner.launch_enter_hook = listen
         assert launching.launch_hooks_installed()
     finally:
-        hook.remove(listen)
+        if hasattr(hook, "remove"):
+            hook.remove(listen)
+        else:
+            owner.launch_enter_hook = hook
     assert not launching.launch_hooks_installed()
 
 

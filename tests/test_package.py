@@ -214,7 +214,6 @@ def test_generated_files_are_not_committed():
         r"(^|/)(_ops\.py|setup\.py|pyproject\.toml|metadata[^/]*\.json)$|^build/"
     )
     assert [name for name in tracked if generated.search(name)] == []
-    assert not (SOURCE / SOURCE.name).exists()
     for name in ("build/x", "result", "torch-ext/gemm_triton_autotune/_ops.py", "setup.py"):
         subprocess.run(["git", "check-ignore", "-q", name], cwd=ROOT, check=True)
 
@@ -241,24 +240,52 @@ OP_DECORATORS = {
 }
 
 
+def op_name_problems(source):
+    """What kernel-builder's hook refuses: ops that are named without the prefix of the build."""
+    problems = []
+    for node in ast.parse(source).body:
+        for decorator in getattr(node, "decorator_list", []):
+            if isinstance(decorator, ast.Call) and decorator.args:
+                name = ast.unparse(decorator.func).split(".")[-1]
+                first = ast.unparse(decorator.args[0])
+                if name in OP_DECORATORS and not first.startswith("add_op_namespace_prefix("):
+                    problems.append(f"{name}({first})")
+    return problems
+
+
 @pytest.mark.parametrize(
     "path", [*PYTHON_FILES, *sorted((ROOT / "tests").glob("*.py"))], ids=lambda path: path.name
 )
 def test_ops_take_the_namespace_of_the_build(path):
-    # kernel-builder's own hook looks at decorators alone; the literals are our addition
-    tree = ast.parse(path.read_text())
-    for node in tree.body:
-        for decorator in getattr(node, "decorator_list", []):
-            if isinstance(decorator, ast.Call) and decorator.args:
-                function = decorator.func
-                name = function.attr if isinstance(function, ast.Attribute) else function.id
-                if name in OP_DECORATORS:
-                    assert ast.unparse(decorator.args[0]).startswith("add_op_namespace_prefix(")
+    assert op_name_problems(path.read_text()) == []
     if path.is_relative_to(SOURCE):
+        # What the hook does not look for: a namespace in any other place.
+        tree = ast.parse(path.read_text())
         literals = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
         assert [
             text for text in literals if isinstance(text, str) and re.match(r"\w+::", text)
         ] == []
+
+
+@pytest.mark.parametrize(
+    ("decorator", "is_refused"),
+    [
+        ("@torch.library.custom_op('own::gemm', mutates_args=())", True),
+        ("@custom_op(NAME, mutates_args=())", True),
+        ("@op.register_kernel('cpu')", True),
+        ("@torch.library.custom_op(add_op_namespace_prefix('gemm'), mutates_args=())", False),
+        ("@triton.jit(do_not_specialize=['M'])", False),
+    ],
+)
+def test_the_hook_for_op_names_refuses_what_the_builder_does(decorator, is_refused):
+    assert bool(op_name_problems(f"{decorator}\ndef f(a): ...")) == is_refused
+
+
+def test_the_layout_is_what_the_builder_checks():
+    assert (SOURCE / "__init__.py").is_file()
+    assert not (SOURCE / SOURCE.name).exists()
+    assert SOURCE.name == GENERAL["name"].replace("-", "_")
+    assert [path for path in (ROOT / "torch-ext").rglob("*") if path.is_symlink()] == []
 
 
 # What users call. Changing a name or an argument here is a decision about the Hub version.
@@ -303,6 +330,7 @@ def test_modules_import_one_way():
         "config",
         "device",
         "kernels",
+        "device_tables",
         "candidates",
         "measure",
         "search",
@@ -342,15 +370,51 @@ def test_a_shipped_file_is_valid(path):
         assert gemm_kernel.kernels.config_problem(dict(entry)) is None, M
 
 
-def test_shipped_names_travel():
-    names = [path.name for path in CONFIG_FILES]
+# What Windows takes for a device, with any extension
+RESERVED_NAMES = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9¹²³])(\..*)?", re.IGNORECASE)
+
+
+def tracked_names():
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout
+    return [name for name in names.decode().split("\0") if name]
+
+
+def test_names_are_names_on_every_system():
+    names = tracked_names()
+    # Windows and macOS find one file by both spellings.
     assert len({name.casefold() for name in names}) == len(names)
+    for part in {part for name in names for part in name.split("/")}:
+        assert len(part.encode()) <= 255
+        assert not set(part) & set('<>:"\\|?*'), part
+        assert part.isprintable(), part
+        assert part[-1] not in ". ", part
+        assert not RESERVED_NAMES.fullmatch(part), part
+
+
+def test_git_checks_out_every_name_on_windows_and_macos(tmp_path):
+    protected = ["-c", "core.protectNTFS=true", "-c", "core.protectHFS=true"]
+    subprocess.run(
+        ["git", *protected, "read-tree", "HEAD"],
+        cwd=ROOT,
+        env={**os.environ, "GIT_INDEX_FILE": str(tmp_path / "index")},
+        check=True,
+    )
+
+
+def test_shipped_names_travel(tmp_path):
     # hub cache, snapshot hash, variant and package, below what Windows takes
     prefix = 120 + len("/snapshots//build/torch-cuda/configs/") + 40
-    for name in names:
-        assert len(name.encode()) <= 255
-        assert prefix + len(name) < 260
-        assert not set(name) & set('<>:"/\\|?*')
+    for path in CONFIG_FILES:
+        assert prefix + len(path.name) < 260
+    # = and , and () through the archives that a source distribution, a wheel or a download is
+    variant = VARIANTS[0]
+    for kind in ("zip", "gztar"):
+        archive = shutil.make_archive(str(tmp_path / "package"), kind, variant)
+        shutil.unpack_archive(archive, tmp_path / kind)
+        unpacked = sorted((tmp_path / kind / "configs").glob("*.json"))
+        assert [path.name for path in unpacked] == [path.name for path in CONFIG_FILES]
+        assert unpacked[0].read_bytes() == CONFIG_FILES[0].read_bytes()
 
 
 def test_every_shipped_file_says_where_it_comes_from():
@@ -358,11 +422,40 @@ def test_every_shipped_file_says_where_it_comes_from():
     assert {path.name for path in CONFIG_FILES} == listed - {"N=…,K=…,device_name=….json"}
 
 
-def test_the_flake_parses():
-    nix = shutil.which("nix-instantiate")
-    if nix is None:
-        pytest.skip("needs nix-instantiate (Debian: nix-bin)")
-    subprocess.run([nix, "--parse", "flake.nix"], cwd=ROOT, check=True, capture_output=True)
+@pytest.fixture
+def nix(tmp_path):
+    """Evaluates an attribute of a copy of the flake, with a stub in the place of kernel-builder."""
+    if shutil.which("nix") is None:
+        pytest.skip("needs nix (Debian: nix-bin)")
+    for name in ("flake.nix", "build.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    stub = ROOT / "tests" / "data" / "kernel-builder-stub"
+    options = ["--offline", "--extra-experimental-features", "nix-command flakes"]
+    options += ["--no-write-lock-file", "--override-input", "kernel-builder", f"path:{stub}"]
+
+    def evaluate(attribute):
+        result = subprocess.run(
+            ["nix", "eval", *options, "--json", f"path:{tmp_path}#{attribute}"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return json.loads(result.stdout) if result.returncode == 0 else result.stderr
+
+    return evaluate
+
+
+def test_the_flake_evaluates(nix):
+    assert nix("backends") == GENERAL["backends"]
+    # A kernel that the build cannot import is not compliant.
+    assert nix("doGetKernelCheck") is True
+    assert nix("checkInputs") == ["numpy"]
+
+
+def test_the_flake_names_only_what_the_builder_takes(nix, tmp_path):
+    flake = tmp_path / "flake.nix"
+    flake.write_text(flake.read_text().replace("pythonCheckInputs", "pythonTestInputs"))
+    assert "pythonTestInputs" in nix("backends")
 
 
 def test_the_card_renders():

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from . import kernels
 from .config import DEFAULT_KERNEL, Config, default_config, plain_config
 from .device import DeviceProperties
+from .device_tables import Table, table_for
 from .kernels.launch import cdiv
 
 # Where torch does not tell: as many multiprocessors as an H200 has.
 _MULTIPROCESSORS = 132
 
+# What follows is for Hopper; `device_tables` has what stands in the place of _TILED and _SWAP elsewhere.
 # (BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages). Few rows are bound by memory and want
 # many loads in flight: deep K and many stages; many rows want a large tile.
 _TILED = [
@@ -125,15 +127,18 @@ def _all(
     multiprocessors = (properties and properties.multiprocessors) or _MULTIPROCESSORS
     on_hopper = properties is not None and properties.capability == (9, 0)
     has_tma = on_hopper and N is not None and K is not None and N % 8 == K % 8 == 0
-    for block_m, block_n, block_k, num_warps, num_stages in _TILED_ON_HOPPER if has_tma else _TILED:
+    table = table_for(properties) or Table(_TILED_ON_HOPPER if has_tma else _TILED, _SWAP)
+    for tile in table.tiled:
         # 256 and more rows never fill up with a tile made for a few.
-        if M is None or M < 256 or block_m >= 64:
-            yield _config("tiled", block_m, block_n, block_k, num_warps, num_stages)
+        if M is None or M < 256 or tile[0] >= 64:
+            for options in table.options:
+                yield {**_config("tiled", *tile), **options}
     if M is None or M <= 64:
         block_m = next((size for size in (16, 32) if M is not None and size >= M), 64)
-        for tile in _SWAP:
+        for tile in table.swap:
             for split_k in _splits(M, N, K, block_m, tile, multiprocessors, properties):
-                yield _config("swap", block_m, *tile, SPLIT_K=split_k)
+                for options in table.options:
+                    yield {**_config("swap", block_m, *tile, SPLIT_K=split_k), **options}
     if M is None or M <= 768:
         yield from _tma_swap(M, N, K, multiprocessors, properties)
     if M in (1, None):

@@ -49,6 +49,8 @@ class DeviceProperties(NamedTuple):
     capability: tuple[int, int] | None = None  # compute capability, CUDA only
     multiprocessors: int | None = None
     shared_memory: int | None = None  # bytes that one block may use
+    architecture: str | None = None  # ROCm only, for example "gfx942"
+    warp_size: int | None = None  # threads in a warp: 64 on AMD's CDNA, 32 on RDNA
 
 
 @functools.cache
@@ -70,6 +72,9 @@ def device_properties(device: torch.device) -> DeviceProperties:
         shared_memory=first(
             "shared_memory_per_block_optin", "shared_memory_per_block", "local_mem_size"
         ),
+        # With features behind it: "gfx942:sramecc+:xnack-"
+        architecture=properties.gcnArchName.split(":")[0] if is_rocm else None,
+        warp_size=first("warp_size"),
     )
 
 

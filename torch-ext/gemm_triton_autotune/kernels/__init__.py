@@ -44,7 +44,17 @@ def config_problem(config: Any, properties: DeviceProperties | None = None) -> s
         validate_config(config, FAMILIES[name].PARAMETERS)
     except ValueError as error:
         return str(error)
-    return FAMILIES[name].config_problem(config, properties)
+    return FAMILIES[name].config_problem(config, properties) or _warps_problem(config, properties)
+
+
+def _warps_problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
+    # Everywhere a block has 1024 threads at most; a warp of AMD's CDNA has 64, so that half as many are left.
+    warp_size = properties.warp_size if properties else None
+    if warp_size is None or config["num_warps"] * warp_size <= 1024:
+        return None
+    return (
+        f"num_warps must be at most {1024 // warp_size} on this device, got {config['num_warps']}"
+    )
 
 
 def operand_problem(

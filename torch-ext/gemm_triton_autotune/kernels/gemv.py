@@ -19,7 +19,7 @@ from . import dependent_launch, split_k
 from .bias import load_bias
 from .dependent_launch import dependent_launch_problem, prefetch_b, wait_for_inputs
 from .launch import Launch, cdiv, shared_memory_problem
-from .split_k import block_range, sum_splits
+from .split_k import block_range, mask_if, sum_splits
 
 NAME = "gemv"
 
@@ -115,7 +115,7 @@ def _gemv_kernel(
     if SPLIT_K > 1:
         offs = tl.arange(0, BLOCK_SIZE_N)
         row, is_last = sum_splits(row, offs, partials_ptr, counters_ptr, tile, split, SPLIT_K)
-        mask = mask & is_last
+        mask = mask_if(is_last, mask)
     if bias_ptr is not None:
         row += load_bias(bias_ptr, offs_n, N)
     tl.store(out_ptr + offs_n * stride_on, row.to(out_ptr.dtype.element_ty), mask=mask)

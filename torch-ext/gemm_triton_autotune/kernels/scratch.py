@@ -91,7 +91,10 @@ def _capture_id(stream: int) -> int | None:
 
 @functools.cache
 def _capture_query() -> Any:
-    # Torch does not hand out the number, so the driver is asked. On ROCm it is not.
+    # Torch does not hand out the number, so the driver is asked. Not on ROCm, whose streams are no streams of
+    # CUDA's driver, which may be there all the same.
+    if torch.version.hip is not None:
+        return None
     try:
         query = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
     except (OSError, AttributeError):

@@ -75,6 +75,13 @@ def sum_partials(acc, offs, partials_ptr, tile, SPLIT_K: tl.constexpr):
     return acc
 
 
+@triton.jit
+def mask_if(condition, mask):
+    """`mask` where the scalar `condition` holds, else a mask of nothing."""
+    # By integers, because Triton 3.9's interpreter spreads no truth value; a GPU's code is the same.
+    return mask & (tl.full(mask.shape, 0, tl.int32) + condition != 0)
+
+
 def operand_problem(SPLIT_K: int, tiles: int, tile_size: int) -> str | None:
     """Why a launch of ``tiles`` tiles with ``tile_size`` elements each is not split, or None."""
     if SPLIT_K == 1:

@@ -19,7 +19,7 @@ from . import dependent_launch, split_k
 from .bias import load_bias
 from .dependent_launch import dependent_launch_problem, prefetch_b, wait_for_inputs
 from .launch import Launch, cdiv, shared_memory_problem
-from .split_k import block_range, sum_splits
+from .split_k import block_range, mask_if, sum_splits
 
 NAME = "swap"
 
@@ -123,7 +123,7 @@ def _swap_kernel(
             tl.arange(0, BLOCK_SIZE_M)[None, :] * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)[:, None]
         )
         acc, is_last = sum_splits(acc, offs, partials_ptr, counters_ptr, tile, split, SPLIT_K)
-        mask = mask & is_last
+        mask = mask_if(is_last, mask)
     if bias_ptr is not None:
         acc += load_bias(bias_ptr, offs_n, N)[:, None]
     out_ptrs = out_ptr + offs_m[None, :] * stride_om + offs_n[:, None] * stride_on
@@ -135,9 +135,10 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
     if config["num_warps"] not in (4, 8):
         # One or two groups of the four warps that a wgmma takes; more have nothing to do.
         return f"num_warps must be 4 or 8, got {config['num_warps']}"
-    # Hopper's wgmma keeps every stage in shared memory, older mma one less: count the lesser elsewhere.
-    is_hopper = properties is not None and properties.capability == (9, 0)
-    stages = config["num_stages"] if is_hopper else max(config["num_stages"] - 1, 1)
+    # Hopper's wgmma and Blackwell's tcgen05 keep every stage in shared memory, mma one less: count the lesser
+    # elsewhere.
+    keeps_all = properties is not None and (properties.capability or (0,))[0] in (9, 10)
+    stages = config["num_stages"] if keeps_all else max(config["num_stages"] - 1, 1)
     return dependent_launch_problem(config, properties) or shared_memory_problem(
         stages * (block_m + block_n) * block_k * 2, properties
     )

@@ -22,7 +22,7 @@ from .dependent_launch import dependent_launch_problem, prefetch_b, wait_for_inp
 from .descriptor import descriptor_problem, row_stride
 from .launch import INTERPRETED, Described, Launch, cdiv, shared_memory_problem
 from .raster import grouped_tile
-from .split_k import arrive_last, block_range, store_partial, sum_partials
+from .split_k import arrive_last, block_range, mask_if, store_partial, sum_partials
 
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -111,7 +111,7 @@ def _store(
         else:
             acc += load_bias(bias_ptr, offs_n, N)[None, :]
     out_ptrs = out_ptr + offs_m[:, None] * strides[0] + offs_n[None, :] * strides[1]
-    mask = (offs_m[:, None] < M) & (offs_n[None, :] < N) & complete
+    mask = mask_if(complete, (offs_m[:, None] < M) & (offs_n[None, :] < N))
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -291,8 +291,6 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
     rows, columns = _tile(config)
     num_warps, num_stages = config["num_warps"], config["num_stages"]
     persistent, subtile = config.get("PERSISTENT", 0), config.get("EPILOGUE_SUBTILE", 1)
-    if TensorDescriptor is None:
-        return "needs Triton 3.4 or newer"
     if properties and not _has_tma(properties):
         return "needs a CUDA device of compute capability 9.0 or newer"
     if rows not in (64, 128, 256) or columns not in _PARTS:
@@ -317,9 +315,12 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
     # but a few bytes where the largest tiles are split along K, after the loop.
     if rows * columns > 192 * 32 * num_warps:
         return f"a {rows}x{columns} tile needs more than the registers of {num_warps} warps"
-    return dependent_launch_problem(config, properties) or shared_memory_problem(
+    problem = dependent_launch_problem(config, properties) or shared_memory_problem(
         _shared_memory(config), properties
     )
+    if properties and TensorDescriptor is None:
+        return problem or "needs Triton 3.4 or newer"
+    return problem
 
 
 _SIDES = "BLOCK_SIZE_M", "BLOCK_SIZE_N"
