@@ -265,7 +265,7 @@ def test_ops_take_the_namespace_of_the_build(path):
 PUBLIC_API = {
     "gemm": "(a, b, out=None)",
     "tune_gemm": "(N, K, Ms=…, dtype=None, save_dir=None, candidates=None, layout='NN', device=None, "
-    "timer=None, on_progress=None, on_result=None)",
+    "timer=None, on_progress=None, on_result=None, measurements=None, resume=False, workers=None)",
     "explain": "(M, N, K, device=None, layout='NN')",
     "warmup": "(N, K, device=None, layout='NN', dtype=torch.bfloat16)",
 }
@@ -305,8 +305,12 @@ def test_modules_import_one_way():
         "kernels",
         "candidates",
         "measure",
+        "bench",
+        "worker",
         "search",
         "tuned_file",
+        "measurements",
+        "tuner",
         "tuning",
         "op",
         "__init__",

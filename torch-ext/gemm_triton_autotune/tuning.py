@@ -12,17 +12,27 @@ import logging
 import operator
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 import torch
 
 from . import kernels, measure, search
-from .candidates import candidate_configs
+from .bench import Bench, Problem
+from .candidates import candidate_configs as candidate_configs
 from .config import Config, default_config
-from .device import device_guard, device_name, device_properties, resolve_device
+from .device import device_name, device_properties, resolve_device
+from .measurements import (
+    Measurement,
+    describe_environment,
+    measurements_dir,
+    read_measurements,
+    save_measurements,
+)
 from .tuned_file import REACH, TunedConfigs, read_mergeable, read_tuned_file, save_tuned_configs
+from .tuner import TUNED_MS, Candidates, Tuner, default_candidates, is_measured
+from .worker import Workers
 
 logger = logging.getLogger("gemm_triton_autotune")
 
@@ -30,10 +40,6 @@ _CONFIGS_DIR = Path(__file__).parent / "configs"
 
 LAYOUTS = ("NN", "NT")
 DTYPES = (torch.float16, torch.bfloat16)
-
-# fmt: off
-TUNED_MS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
-# fmt: on
 
 
 def config_file_name(N: int, K: int, device: torch.device | None = None, layout: str = "NN") -> str:
@@ -270,12 +276,24 @@ def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: 
             f"tuned, from {tuned.path}, entry M={nearest_m}: "
             + ("this very M" if nearest_m == M else "the nearest in log space")
             + f" of M={', '.join(map(str, tuned))}"
+            + _times_in_words(tuned.path, nearest_m, config)
         )
     else:
         config = default_config(M, N, K)
         why = f"the default, because {_why_default(N, K, device, layout, tuned)}"
     problem = f"(M={M}, K={K}) @ (K={K}, N={N}), {layout}, on {device_name(device)}"
     return _printable(f"{problem}: {config}, {why}.")
+
+
+def _times_in_words(path: Path, M: int, config: Config) -> str:
+    """What the measurements say of an entry; nothing if they are not of this one."""
+    folder = measurements_dir(path.parent)
+    found = read_measurements(folder / path.name).get(M) if folder else None
+    if found is None or found.top[0][1] != config:
+        return ""
+    others = (("the default", found.default_us), ("torch.mm", found.torch_us))
+    times = [f"{found.tuned_us} µs", *(f"{name} {us} µs" for name, us in others if us is not None)]
+    return f"; measured on {found.environment.get('date')}: {', '.join(times)}"
 
 
 def _why_default(
@@ -331,23 +349,36 @@ def tune_gemm(
     Ms: Iterable[int] = TUNED_MS,
     dtype: torch.dtype | None = None,
     save_dir: str | os.PathLike[str] | None = None,
-    candidates: Iterable[Config] | None = None,
+    candidates: Iterable[Config] | Candidates | None = None,
     layout: str = "NN",
     device: torch.device | None = None,
     timer: measure.Timer | None = None,
     on_progress: Callable[[int, int, int, float], None] | None = None,
     on_result: Callable[[search.Result], None] | None = None,
+    measurements: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    workers: Workers | None = None,
 ) -> Path:
     """Measure candidates for (M, K) @ (K, N) at each M of ``Ms`` and write the fastest into a tuned file.
 
-    Ms: values of M; each is saved as soon as it is measured, beside what the file already has.
+    On a GPU they run in processes of their own, so that one that hangs, crashes or breaks the device costs
+    itself alone.
+
+    Ms: values of M; each is saved as soon as it is measured, beside what the file already has. In the end
+    those that another M's configuration serves as well, to within 1 %, are given that.
     dtype: float16 or bfloat16, which share a file: for an M measured in both, the later one stays. By
     default bfloat16 where the device computes it.
     save_dir: by default the user's cache, which every process of this user searches.
-    candidates: by default `candidate_configs`; `default_config` is always measured, and first.
-    timer: ``timer(fn)`` gives the milliseconds of ``fn()``; by default CUDA graphs with cold weights.
+    candidates: configurations, or a function of M that gives them; by default `candidate_configs`. Always
+    measured besides: `default_config`, first, and last what the file has for this M and those beside it.
+    timer: ``timer(fn)`` gives the milliseconds of ``fn()``, which then runs in this process; by default
+    CUDA graphs with cold weights.
     on_progress: called with (M, candidates done, candidates, best milliseconds) after each candidate.
     on_result: called with a `search.Result` after each M.
+    measurements: folder for how each entry was found; by default `measurements` beside a ``save_dir``
+    that is called `configs`, and none beside another.
+    resume: leave out each M of which the measurements say that the same was done here before.
+    workers: processes to run in, to be used for several weights; by default new ones.
     Returns: the path of the file.
     Raises: ValueError for arguments out of range or a file there that is no tuned file; OSError if
     ``save_dir`` cannot be written; RuntimeError if for no M any candidate ran.
@@ -368,36 +399,109 @@ def tune_gemm(
     path = _writable(path) / config_file_name(N, K, device, layout)
     read_mergeable(path)
     _writable(Path(os.path.realpath(path)).parent)  # where a link leads
-    if timer is None and device.type != "cuda":
-        timer = measure.cpu_timer if device.type == "cpu" else measure.do_bench_timer
-    given = None if candidates is None else list(candidates)
-
-    failures: list[str] = []
-    with device_guard(device):
-        weights = measure.make_weights(N, K, dtype, layout, device)
-        for M in Ms:
-            if given is None:
-                tried = candidate_configs(M, N, K, device_properties(device), layout)
-            else:
-                default = default_config(M, N, K)
-                tried = [default, *(config for config in given if config != default)]
-            try:
-                result = search.search(M, weights, tried, timer, on_progress)
-            except (RuntimeError, MemoryError) as error:  # torch's out-of-memory is a RuntimeError
-                failures.append((str(error).strip() or type(error).__name__).splitlines()[0])
-                logger.warning("M=%d was not tuned: %s", M, failures[-1])
-                continue
-            save_tuned_configs(path, {M: result.config})
-            _load_tuned_configs.forget()
-            if on_result is not None:
-                on_result(result)
-    if len(failures) == len(Ms):
-        raise RuntimeError(failures[0])
+    folder = measurements_dir(path.parent) if measurements is None else Path(measurements)
+    problem = Problem(N, K, layout, str(dtype).rpartition(".")[2])
+    tune_problem(
+        problem,
+        Ms,
+        device,
+        _as_function(candidates, problem, device),
+        dict(tuned[0]) if (tuned := read_tuned_file(path, device_properties(device))) else {},
+        read_measurements(folder / path.name) if folder else {},
+        lambda entries, measured: save_results(path, folder, entries, measured),
+        timer,
+        workers,
+        resume,
+        on_progress,
+        on_result,
+    )
     outranking = outranked_by(path)
     if outranking is not None:
         hides = f"{outranking} is searched before {path} and hides it."
         logger.warning("%s", _printable(hides))
     return path
+
+
+def _as_function(
+    candidates: Iterable[Config] | Candidates | None, problem: Problem, device: torch.device
+) -> Candidates:
+    if candidates is None:
+        return default_candidates(problem, device)
+    if callable(candidates):
+        return candidates
+    given = list(candidates)
+    return lambda M: given
+
+
+def tune_problem(
+    problem: Problem,
+    Ms: Sequence[int],
+    device: torch.device,
+    candidates: Candidates,
+    entries: Mapping[int, Config],
+    measured: Mapping[int, Measurement],
+    save: Callable[[Mapping[int, Config], Mapping[int, Measurement]], None],
+    timer: measure.Timer | None = None,
+    workers: Workers | None = None,
+    resume: bool = False,
+    on_progress: Callable[[int, int, int, float], None] | None = None,
+    on_result: Callable[[search.Result], None] | None = None,
+) -> None:
+    """`tune_gemm` for checked arguments, without files: ``entries`` and ``measured`` are what they hold,
+    and ``save`` is called with what they shall hold besides.
+
+    Raises: RuntimeError if for no M any candidate ran.
+    """
+    own_workers = None
+    if timer is None and workers is None and device.type != "cpu":
+        workers = own_workers = Workers(device)
+    if workers is None:
+        timer = timer or measure.own_timer(device)
+    environment = describe_environment(device, measure.protocol(device, timer))
+    if resume:
+        known = problem, entries, measured, environment, candidates
+        Ms = [M for M in Ms if not is_measured(M, *known)]
+        if not Ms:
+            return
+    try:
+        bench = workers.bench(problem) if timer is None else Bench(problem, device, timer)
+        tuner = Tuner(
+            problem,
+            bench,
+            device,
+            entries,
+            candidates,
+            environment,
+            save,
+            workers if timer is None and workers.can_compile else None,
+            on_progress,
+            on_result,
+        )
+        failures = tuner.run(Ms)
+    finally:
+        if own_workers is not None:
+            own_workers.close()
+    if len(failures) == len(Ms):
+        raise RuntimeError(failures[Ms[0]])
+
+
+def save_results(
+    path: Path,
+    measurements: Path | None,
+    entries: Mapping[int, Config],
+    measured: Mapping[int, Measurement],
+) -> None:
+    """Write ``entries`` into the tuned file at ``path``, and what they are from into the folder beside it.
+
+    Raises: as `save_tuned_configs`. Measurements that cannot be written are reported, and no reason to stop.
+    """
+    save_tuned_configs(path, entries)
+    _load_tuned_configs.forget()
+    if measurements is not None:
+        try:
+            save_measurements(measurements / path.name, measured)
+        except OSError as error:
+            _log_once(logging.WARNING, f"Measurements cannot be written: {error}.")
 
 
 def outranked_by(path: Path) -> Path | None:

@@ -75,20 +75,31 @@ def launch_gemm_kernel(
 
 
 def compile_kernel(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    config: Mapping[str, Any],
+    backend: str | None = None,
 ) -> tuple[Launch, Any]:
-    """Compile what `launch_gemm_kernel` launches for these operands, unless that is done; launch nothing."""
+    """Compile what `launch_gemm_kernel` launches for these operands, unless that is done; launch nothing.
+
+    backend: the one to compile for, by default that of the operands' device.
+    """
     with device_guard(a.device):
-        launch, arguments, options = _prepare(a, b, out, config)
+        launch, arguments, options = _prepare(a, b, out, config, backend)
         return launch, launch.kernel.warmup(*arguments, grid=launch.grid, **options)
 
 
 def _prepare(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    config: Mapping[str, Any],
+    backend: str | None = None,
 ) -> tuple[Launch, tuple, dict[str, Any]]:
     """The launch, all arguments of its kernel in order, and its options."""
     launch = _family(config).prepare(a, b, out, config)
-    options = launch_options(config, device_properties(a.device).backend)
+    options = launch_options(config, backend or device_properties(a.device).backend)
     return launch, launch.arguments(a, b, out), {**options, **launch.options}
 
 
