@@ -150,6 +150,16 @@ def _number(value: Any) -> float | None:
     return value if is_number and math.isfinite(value) else None
 
 
+def to_record(measurement: Measurement) -> dict[str, Any]:
+    """``measurement`` as JSON takes it; `from_record` gives it back."""
+    top = [{"time_us": time_us, "config": config} for time_us, config in measurement.top]
+    return {**measurement._asdict(), "environment": dict(measurement.environment), "top": top}
+
+
+def from_record(record: Mapping[str, Any]) -> Measurement:
+    return _measurement({**record, "environment": 0}, [record["environment"]])
+
+
 def save_measurements(path: Path, measured: Mapping[int, Measurement]) -> None:
     """Merge ``measured`` into the file at ``path``, as `save_tuned_configs` does.
 
@@ -167,9 +177,9 @@ def _encode(measured: Mapping[int, Measurement]) -> bytes:
             environments.append(measurement.environment)
     records = []
     for M, measurement in sorted(measured.items()):
-        values = measurement._asdict()
+        values = to_record(measurement)
         values["environment"] = environments.index(measurement.environment)
-        top = [{"time_us": time_us, "config": config} for time_us, config in values.pop("top")]
+        top = values.pop("top")
         head = json.dumps(values)[:-1]
         records.append(f'        "{M}": {head}, "top": [\n{_lines(top, 12)}\n        ]}}')
     body = ",\n".join(records)

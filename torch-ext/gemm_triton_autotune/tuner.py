@@ -20,12 +20,12 @@ from typing import Any, Callable
 
 import torch
 
-from . import kernels, search
-from .bench import Problem, Skip
+from . import kernels, measure, search
+from .bench import Bench, Problem, Skip
 from .candidates import candidate_configs
 from .config import Config, default_config
 from .device import DeviceProperties, device_properties
-from .measurements import TOP, Measurement, is_same_environment
+from .measurements import TOP, Measurement, describe_environment, is_same_environment
 from .worker import Workers
 
 logger = logging.getLogger("gemm_triton_autotune")
@@ -87,6 +87,12 @@ def _kernels_id() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
+def environment_of(device: torch.device, timer: measure.Timer | None = None) -> dict[str, Any]:
+    """The conditions of a measurement here and now; ``timer`` as in `tune_gemm`."""
+    timer = timer or measure.own_timer(device)
+    return describe_environment(device, measure.protocol(device, timer))
+
+
 def is_measured(
     M: int,
     problem: Problem,
@@ -104,6 +110,62 @@ def is_measured(
         and found.space == space_id(candidates(M))
         and is_same_environment(found.environment, environment)
     )
+
+
+def tune_problem(
+    problem: Problem,
+    Ms: Sequence[int],
+    device: torch.device,
+    candidates: Candidates,
+    entries: Mapping[int, Config],
+    measured: Mapping[int, Measurement],
+    save: Save,
+    timer: measure.Timer | None = None,
+    workers: Workers | None = None,
+    resume: bool = False,
+    on_progress: Callable[[int, int, int, float], None] | None = None,
+    on_result: Callable[[search.Result], None] | None = None,
+    spaces: Mapping[int, str] | None = None,
+) -> dict[int, str]:
+    """`tune_gemm` for checked arguments and without files: ``entries`` and ``measured`` are what they hold,
+    and ``save`` is called with what they shall hold besides.
+
+    spaces: what measurements say that was compared, where that is not what ``candidates`` gives.
+    Returns: for each M that could not be tuned, why. Raises: RuntimeError if that is all of them.
+    """
+    own_workers = None
+    if timer is None and workers is None and device.type != "cpu":
+        workers = own_workers = Workers(device)
+    if workers is None:
+        timer = timer or measure.own_timer(device)
+    environment = environment_of(device, timer)
+    if resume:
+        known = problem, entries, measured, environment, candidates
+        Ms = [M for M in Ms if not is_measured(M, *known)]
+        if not Ms:
+            return {}
+    try:
+        bench = workers.bench(problem) if timer is None else Bench(problem, device, timer)
+        tuner = Tuner(
+            problem,
+            bench,
+            device,
+            entries,
+            candidates,
+            environment,
+            save,
+            workers if timer is None and workers.can_compile else None,
+            on_progress,
+            on_result,
+            spaces,
+        )
+        failures = tuner.run(Ms)
+    finally:
+        if own_workers is not None:
+            own_workers.close()
+    if len(failures) == len(Ms):
+        raise RuntimeError(failures[Ms[0]])
+    return failures
 
 
 class Tuner:

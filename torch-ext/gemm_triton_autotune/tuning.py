@@ -19,19 +19,13 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from . import kernels, measure, search
-from .bench import Bench, Problem
+from .bench import Problem
 from .candidates import candidate_configs as candidate_configs
 from .config import Config, default_config
 from .device import device_name, device_properties, resolve_device
-from .measurements import (
-    Measurement,
-    describe_environment,
-    measurements_dir,
-    read_measurements,
-    save_measurements,
-)
+from .measurements import Measurement, measurements_dir, read_measurements, save_measurements
 from .tuned_file import REACH, TunedConfigs, read_mergeable, read_tuned_file, save_tuned_configs
-from .tuner import TUNED_MS, Candidates, Tuner, default_candidates, is_measured
+from .tuner import TUNED_MS, Candidates, default_candidates, tune_problem
 from .worker import Workers
 
 logger = logging.getLogger("gemm_triton_autotune")
@@ -384,7 +378,69 @@ def tune_gemm(
     ``save_dir`` cannot be written; RuntimeError if for no M any candidate ran.
     """
     Ms = list(dict.fromkeys(Ms))
-    _check_problem(Ms, N, K, layout)
+    target = tuning_target(N, K, Ms, dtype, save_dir, layout, device, measurements)
+    tune_problem(
+        target.problem,
+        Ms,
+        target.device,
+        _as_function(candidates, target.problem, target.device),
+        *target.read(),
+        target.save,
+        timer,
+        workers,
+        resume,
+        on_progress,
+        on_result,
+    )
+    outranking = outranked_by(target.path)
+    if outranking is not None:
+        hides = f"{outranking} is searched before {target.path} and hides it."
+        logger.warning("%s", _printable(hides))
+    return target.path
+
+
+class TuningTarget(NamedTuple):
+    """What is tuned, on which device, and the files that take the result."""
+
+    problem: Problem
+    device: torch.device
+    path: Path
+    measurements: Path | None
+
+    def read(self) -> tuple[dict[int, Config], dict[int, Measurement]]:
+        """The entries that are there and can be used, and what they are from."""
+        found = read_tuned_file(self.path, device_properties(self.device))
+        return (
+            {} if found is None else dict(found[0]),
+            {} if self.measurements is None else read_measurements(self.measurements),
+        )
+
+    def save(self, entries: Mapping[int, Config], measured: Mapping[int, Measurement]) -> None:
+        """Add to both files. Raises: as `save_tuned_configs`.
+
+        Measurements that cannot be written are reported, and no reason to stop.
+        """
+        save_tuned_configs(self.path, entries)
+        _load_tuned_configs.forget()
+        if self.measurements is not None:
+            try:
+                save_measurements(self.measurements, measured)
+            except OSError as error:
+                _log_once(logging.WARNING, f"Measurements cannot be written: {error}.")
+
+
+def tuning_target(
+    N: int,
+    K: int,
+    Ms: Sequence[int] = TUNED_MS,
+    dtype: torch.dtype | None = None,
+    save_dir: str | os.PathLike[str] | None = None,
+    layout: str = "NN",
+    device: torch.device | None = None,
+    measurements: str | os.PathLike[str] | None = None,
+) -> TuningTarget:
+    """Check the arguments of `tune_gemm` and that its files can be written; raises as it does."""
+    _check_problem(list(Ms), N, K, layout)
     device = resolve_device(device)
     if device.type == "cpu" and not kernels.INTERPRETED:
         raise ValueError(
@@ -401,25 +457,7 @@ def tune_gemm(
     _writable(Path(os.path.realpath(path)).parent)  # where a link leads
     folder = measurements_dir(path.parent) if measurements is None else Path(measurements)
     problem = Problem(N, K, layout, str(dtype).rpartition(".")[2])
-    tune_problem(
-        problem,
-        Ms,
-        device,
-        _as_function(candidates, problem, device),
-        dict(tuned[0]) if (tuned := read_tuned_file(path, device_properties(device))) else {},
-        read_measurements(folder / path.name) if folder else {},
-        lambda entries, measured: save_results(path, folder, entries, measured),
-        timer,
-        workers,
-        resume,
-        on_progress,
-        on_result,
-    )
-    outranking = outranked_by(path)
-    if outranking is not None:
-        hides = f"{outranking} is searched before {path} and hides it."
-        logger.warning("%s", _printable(hides))
-    return path
+    return TuningTarget(problem, device, path, folder and folder / path.name)
 
 
 def _as_function(
@@ -431,77 +469,6 @@ def _as_function(
         return candidates
     given = list(candidates)
     return lambda M: given
-
-
-def tune_problem(
-    problem: Problem,
-    Ms: Sequence[int],
-    device: torch.device,
-    candidates: Candidates,
-    entries: Mapping[int, Config],
-    measured: Mapping[int, Measurement],
-    save: Callable[[Mapping[int, Config], Mapping[int, Measurement]], None],
-    timer: measure.Timer | None = None,
-    workers: Workers | None = None,
-    resume: bool = False,
-    on_progress: Callable[[int, int, int, float], None] | None = None,
-    on_result: Callable[[search.Result], None] | None = None,
-) -> None:
-    """`tune_gemm` for checked arguments, without files: ``entries`` and ``measured`` are what they hold,
-    and ``save`` is called with what they shall hold besides.
-
-    Raises: RuntimeError if for no M any candidate ran.
-    """
-    own_workers = None
-    if timer is None and workers is None and device.type != "cpu":
-        workers = own_workers = Workers(device)
-    if workers is None:
-        timer = timer or measure.own_timer(device)
-    environment = describe_environment(device, measure.protocol(device, timer))
-    if resume:
-        known = problem, entries, measured, environment, candidates
-        Ms = [M for M in Ms if not is_measured(M, *known)]
-        if not Ms:
-            return
-    try:
-        bench = workers.bench(problem) if timer is None else Bench(problem, device, timer)
-        tuner = Tuner(
-            problem,
-            bench,
-            device,
-            entries,
-            candidates,
-            environment,
-            save,
-            workers if timer is None and workers.can_compile else None,
-            on_progress,
-            on_result,
-        )
-        failures = tuner.run(Ms)
-    finally:
-        if own_workers is not None:
-            own_workers.close()
-    if len(failures) == len(Ms):
-        raise RuntimeError(failures[Ms[0]])
-
-
-def save_results(
-    path: Path,
-    measurements: Path | None,
-    entries: Mapping[int, Config],
-    measured: Mapping[int, Measurement],
-) -> None:
-    """Write ``entries`` into the tuned file at ``path``, and what they are from into the folder beside it.
-
-    Raises: as `save_tuned_configs`. Measurements that cannot be written are reported, and no reason to stop.
-    """
-    save_tuned_configs(path, entries)
-    _load_tuned_configs.forget()
-    if measurements is not None:
-        try:
-            save_measurements(measurements / path.name, measured)
-        except OSError as error:
-            _log_once(logging.WARNING, f"Measurements cannot be written: {error}.")
 
 
 def outranked_by(path: Path) -> Path | None:
