@@ -330,7 +330,7 @@ def test_what_ships_has_nothing_to_object_to(command, capsys):
 
 
 def rows():
-    timed = itertools.product((32, 64), (1, 16, 256))
+    timed = itertools.product((32, 64, 96, 128, 160), (1, 16, 256))
     return [
         report.Row(N, 48, "NT", M, 3.0 * M, 1.5 * M, None if M == 1 else 2.0 * M, GOOD)
         for N, M in timed

@@ -9,6 +9,13 @@ from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
+_PLOT_COLUMNS = 4
+_SERIES = (
+    ("torch.mm", "torch_us", "tab:gray", "s"),
+    ("default", "default_us", "tab:orange", "^"),
+    ("tuned", "tuned_us", "tab:blue", "o"),
+)
+
 
 class Row(NamedTuple):
     """One M of one weight, as measured; times in microseconds, None where there is none."""
@@ -95,47 +102,42 @@ def import_pyplot() -> Any:
 
 
 def plot(path: Path, device: str, rows: Sequence[Row]) -> None:
-    """Times over M above, and below how many times as fast as torch.mm; a column for each weight."""
+    """For each weight times over M, and below them how many times as fast as torch.mm that is."""
     pyplot = import_pyplot()
     weights = list(dict.fromkeys(row[:3] for row in rows))
+    columns = min(len(weights), _PLOT_COLUMNS)
+    lines = -(-len(weights) // columns)
     figure, axes = pyplot.subplots(
-        2,
-        len(weights),
-        figsize=(1 + 4.5 * len(weights), 7),
-        sharex="col",
-        sharey="row",
-        squeeze=False,
+        2 * lines, columns, figsize=(1 + 4.5 * columns, 7 * lines), sharex="all", squeeze=False
     )
-    for (above, below), weight in zip(axes.T, weights):
-        N, K, layout = weight
+    pairs = [
+        (axes[2 * line][i], axes[2 * line + 1][i]) for line in range(lines) for i in range(columns)
+    ]
+    for (above, below), weight in zip(pairs, weights):
         own = [row for row in rows if row[:3] == weight]
-        Ms = [row.M for row in own]
-        series = {
-            "torch.mm": ([row.torch_us for row in own], "tab:gray", "s"),
-            "default": ([row.default_us for row in own], "tab:orange", "^"),
-            "tuned": ([row.tuned_us for row in own], "tab:blue", "o"),
-        }
-        for name, (times, colour, marker) in series.items():
-            known = [(M, us) for M, us in zip(Ms, times) if us]
-            above.plot(*zip(*known), color=colour, marker=marker, markersize=4, label=name)
-            if name != "torch.mm":
-                ratios = [
-                    (M, row.torch_us / us)
-                    for (M, us), row in zip(zip(Ms, times), own)
-                    if us and row.torch_us
-                ]
-                if ratios:
-                    below.plot(*zip(*ratios), color=colour, marker=marker, markersize=4, label=name)
+        for name, key, colour, marker in _SERIES:
+            style = {"color": colour, "marker": marker, "markersize": 4, "label": name}
+            timed = [row for row in own if getattr(row, key)]
+            above.plot([row.M for row in timed], [getattr(row, key) for row in timed], **style)
+            if key != "torch_us":
+                timed = [row for row in timed if row.torch_us]
+                ratios = [row.torch_us / getattr(row, key) for row in timed]
+                below.plot([row.M for row in timed], ratios, **style)
         below.axhline(1, color="tab:gray", linewidth=1)
+        N, K, layout = weight
         above.set_title(f"(M, {K}) @ ({K}, {N}), {layout}", fontsize=10)
         above.set_xscale("log", base=2)
         above.set_yscale("log")
+        above.set_ylabel("time, µs")
+        below.set_ylabel("times as fast as torch.mm")
         below.set_xlabel("M")
         for axis in (above, below):
+            axis.tick_params(labelbottom=True)
             axis.grid(True, which="major", alpha=0.3)
-    axes[0][0].set_ylabel("time, µs")
-    axes[1][0].set_ylabel("times as fast as torch.mm")
-    axes[0][0].legend()
+    for unused in pairs[len(weights) :]:
+        for axis in unused:
+            axis.remove()
+    pairs[0][0].legend()
     figure.suptitle(device)
     figure.tight_layout()
     figure.savefig(path, dpi=120)

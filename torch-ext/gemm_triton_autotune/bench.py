@@ -28,6 +28,10 @@ class Problem(NamedTuple):
     dtype: str
 
 
+# The reason of a `Skip` for a result that is not the product.
+WRONG = "wrong result"
+
+
 class Skip(Exception):
     """A configuration is not chosen. ``reason`` is short, and counted; ``detail`` is for the log.
 
@@ -143,7 +147,7 @@ class Bench:
                 if kernels.operand_problem(config, a, b, out) is None:
                     kernels.launch_gemm_kernel(a, b, out.fill_(math.nan), config)
                     if not measure.is_exact_in_part(out, a, b):
-                        raise Skip("wrong result", f"at M={M}, against float64")
+                        raise Skip(WRONG, f"at M={M}, against float64")
 
     def _check(self, config: Config) -> None:
         problem = kernels.config_problem(config, device_properties(self._device))
@@ -154,7 +158,7 @@ class Bench:
         self._out.fill_(math.nan)
         kernels.launch_gemm_kernel(self._a, self._weights[0], self._out, config)
         if not self._exact.is_right(self._out):
-            raise Skip("wrong result")
+            raise Skip(WRONG)
 
     def _rotation(self, config: Config | None) -> measure.Rotation:
         if config is None:
