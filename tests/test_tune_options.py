@@ -371,103 +371,107 @@ def test_what_is_not_installed_is_named_before_anything_is_measured(
     assert not (tmp_path / "new").exists()
 
 
-def free_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
-
-
-def start_ranks(scripts):
-    """A process for each of ``scripts``, as torchrun starts them."""
-    port = str(free_port())
-    processes = []
-    for rank, script in enumerate(scripts):
-        environment = {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(scripts)),
-            "LOCAL_WORLD_SIZE": str(len(scripts)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-            "LOCAL_KERNELS": LOCAL, "GLOO_SOCKET_IFNAME": "lo",
-        }  # fmt: skip
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", script],
-                cwd=ROOT,
-                env={**os.environ, **environment},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    return processes
-
-
-def tune_as_rank(arguments, before=""):
-    return f"""
-import kernels, tune
+def start_rank(rank, size, port, options, hooks):
+    """A process that is this rank of a run, as torchrun starts it, with ``hooks`` put in."""
+    script = f"""
+import os, kernels, tune
 from tools import ranks
 kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
 few = [{{**{GOOD!r}, "num_stages": stages}} for stages in (2, 3)]
 kernel.tuner.default_candidates = lambda *_: lambda M: few
-{before}
-raise SystemExit(tune.main({arguments!r}))
+{hooks}
+raise SystemExit(tune.main({options!r}))
 """
+    environment = {
+        "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank % max(1, torch.cuda.device_count()),
+        "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_KERNELS": LOCAL,
+    }  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env={**os.environ, **{name: str(value) for name, value in environment.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
-def test_ranks_share_the_weights_and_rank_0_writes(tmp_path):
-    file = tmp_path / "shapes.txt"
-    file.write_text("".join(f"{N} 32\n" for N in (32, 48, 64, 80)))
-    options = ["--shapes", str(file), "--layout", "nt", "--m", "4", "16", "--dtype", "float16"]
-    options += ["--save-dir", str(tmp_path / "out")]
-    # Only rank 0 may write.
-    no_files = "kernel.tuning.TuningTarget.save = kernel.tuning.tuning_target = None"
-    processes = start_ranks([tune_as_rank(options), tune_as_rank(options, no_files)])
-    outputs = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    files = sorted((tmp_path / "out").glob("*.json"))
-    assert len(files) == 4
-    for path in files:
-        assert set(json.loads(path.read_text())) == {"4", "16"}
-        found = gemm_kernel.measurements.read_measurements(path.parent / "measurements" / path.name)
-        assert list(found) == [4, 16]
-    assert outputs[1][0] == ""
-    assert outputs[0][0].count("wrote ") == 4
-    assert "[8/8]" in outputs[0][1]
-
-
-def test_a_rank_that_dies_costs_the_weight_it_was_at(command, tmp_path, capsys):
-    file = tmp_path / "shapes.txt"
-    file.write_text("".join(f"{N} 32\n" for N in (32, 48, 64)))
-    options = ["--shapes", str(file), "--layout", "nt", "--m", "4", "16", "--dtype", "float16"]
-    options += ["--save-dir", str(tmp_path / "out")]
-    # Rank 1 dies after its first M; rank 0 waits until that has happened before it takes a weight.
-    dying = """
-import os
-send = ranks.Ranks.send
+# Does the longest weight and the first M of the next, writes no file, and dies.
+DYING = """
+kernel.tuning.TuningTarget.save = kernel.tuning.tuning_target = None
+send, sent = ranks.Ranks.send, []
 def send_and_die(self, result):
     send(self, result)
-    if "M" in result:
+    sent.append("M" in result)
+    if sum(sent) == 3:
         self._store.set("dead", "1")
         os._exit(9)
 ranks.Ranks.send = send_and_die
 """
-    waiting = """
-ranks.DEAD_AFTER_S = 2.0
+# Takes no weight before that has happened.
+WAITING = """
+ranks.DEAD_AFTER_S = 1.5
 claim = ranks.Ranks.claim
 def claim_late(self, count):
     self._store.get("dead")
     yield from claim(self, count)
 ranks.Ranks.claim = claim_late
 """
-    processes = start_ranks([tune_as_rank(options, waiting), tune_as_rank(options, dying)])
+
+
+def test_ranks_share_the_weights_and_one_that_dies_costs_what_it_was_at(command, tmp_path, capsys):
+    # vllm-project/vllm issue 36840: each rank writes the file, and the last one wins
+    file = tmp_path / "shapes.txt"
+    file.write_text("".join(f"{N} 32\n" for N in (32, 48, 64, 80)))
+    options = ["--shapes", str(file), "--layout", "nt", "--m", "4", "16", "--dtype", "float16"]
+    options += ["--save-dir", str(tmp_path / "out")]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    processes = [
+        start_rank(*each) for each in ((0, 2, port, options, WAITING), (1, 2, port, options, DYING))
+    ]
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [1, 9], outputs
     assert "rank 1 died" in outputs[0][1]
-    contents = {
-        path.name: list(json.loads(path.read_text())) for path in (tmp_path / "out").glob("*.json")
-    }
-    assert sorted(map(len, contents.values())) == [1, 2, 2]
+    assert outputs[1][0] == ""
+    found = {}
+    for path in (tmp_path / "out").glob("*.json"):
+        measurements = tmp_path / "out" / "measurements" / path.name
+        found[path.name.partition(",")[0]] = list(json.loads(path.read_text()))
+        assert len(gemm_kernel.measurements.read_measurements(measurements)) == len(
+            json.loads(path.read_text())
+        )
+    assert found == {"N=80": ["4", "16"], "N=64": ["4"], "N=48": ["4", "16"], "N=32": ["4", "16"]}
     # and the same command goes on
     assert command.main(options) == 0
     assert measured_ms(capsys.readouterr().err) == [16]
+
+
+@pytest.mark.two_gpus
+def test_torchrun_tunes_on_two_gpus(tmp_path):
+    file = tmp_path / "shapes.txt"
+    file.write_text("512 512\n1024 512\n")
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--",
+    ]
+    options = ["--shapes", str(file), "--m", "1", "64", "--save-dir", str(tmp_path)]
+    result = subprocess.run(
+        [*command, str(ROOT / "tune.py"), *options],
+        env={**os.environ, "LOCAL_KERNELS": LOCAL},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert result.returncode == 0, result.stderr
+    files = list(tmp_path.glob("*.json"))
+    assert [set(json.loads(path.read_text())) for path in files] == [{"1", "64"}] * 4
 
 
 def test_without_torchrun_nothing_is_shared(monkeypatch):

@@ -1,5 +1,6 @@
 """A candidate that hangs, crashes or breaks the device costs the tuner that candidate, and nothing else."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -17,17 +18,20 @@ gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
 VARIANT = Path(gemm_kernel.__file__).parent
 
 N, K = 64, 64
-RIGHT, HANGS, EXITS, CRASHES, BREAKS, TALKS, SPOILS = range(3, 10)
+ALSO_RIGHT, RIGHT, HANGS, EXITS, CRASHES, BREAKS, TALKS, SPOILS, TIRES = range(2, 11)
 
 # Put behind the package's own `launch_gemm_kernel`; num_stages says what a configuration does.
 FAULTS = """
 _launch = launch_gemm_kernel
 _is_broken = False
+_tired = []
+_last = None
 
 def launch_gemm_kernel(a, b, out, config):
     import os, signal, time
-    global _is_broken
-    stages = config["num_stages"]
+    global _is_broken, _last
+    stages = config["num_stages"] if config["BLOCK_SIZE_K"] == 32 else None  # not the default's
+    _last = len(a), stages
     if stages == 4:
         endless(a)
     if stages == 5:
@@ -41,6 +45,10 @@ def launch_gemm_kernel(a, b, out, config):
         print("{not JSON")
     if _is_broken:
         raise RuntimeError("unspecified launch failure")
+    if stages == 10:
+        _tired.append(config)
+        if len(_tired) > 6:
+            endless(a)
     _launch(a, b, out, config)
     if stages == 9:
         b.zero_()
@@ -82,21 +90,30 @@ def _write_kernel(ptr, offset):
 """
 
 
-@pytest.fixture
-def faulty(tmp_path, monkeypatch):
-    """The kernel package with faults put in, loaded from a folder of its own as a user may load it."""
+@contextlib.contextmanager
+def faulty_package(tmp_path, additions):
+    """The kernel package with ``additions`` behind its files, loaded from a folder of its own."""
     variant = tmp_path / "faulty"
     shutil.copytree(VARIANT, variant, ignore=shutil.ignore_patterns("__pycache__", "configs"))
-    with open(variant / "kernels" / "__init__.py", "a") as file:
-        file.write(KERNELS + FAULTS)
+    for file, addition in additions.items():
+        with open(variant / file, "a") as stream:
+            stream.write(addition)
     name = "faulty_gemm"
     spec = importlib.util.spec_from_file_location(name, variant / "__init__.py")
     package = importlib.util.module_from_spec(spec)
     sys.modules[name] = package
-    spec.loader.exec_module(package)
-    yield package
-    for module in [module for module in sys.modules if module.split(".")[0] == name]:
-        del sys.modules[module]
+    try:
+        spec.loader.exec_module(package)
+        yield package
+    finally:
+        for module in [module for module in sys.modules if module.split(".")[0] == name]:
+            del sys.modules[module]
+
+
+@pytest.fixture
+def faulty(tmp_path):
+    with faulty_package(tmp_path, {"kernels/__init__.py": KERNELS + FAULTS}) as package:
+        yield package
 
 
 def entry(num_stages):
@@ -124,6 +141,52 @@ def test_each_fault_costs_its_candidate_alone(device, tmp_path, monkeypatch, fau
         for config in (default, entry(TALKS), entry(RIGHT))
         for more in ({}, {"PDL": 1})
     ]
+
+
+# Rounds where there are no CUDA graphs, with given times by M and num_stages.
+ROUNDS = """
+_TIMES_MS = {16: {3: 1.0, 2: 1.005, 10: 1.0}, 40: {3: 1.02, 2: 1.0, 10: 1.0}}
+
+class GraphedCalls:
+    def __init__(self, fn):
+        self._fn = fn
+
+    def time_ms(self):
+        from . import kernels
+        self._fn()
+        M, stages = kernels._last
+        return _TIMES_MS[M].get(stages, 2.0)
+
+def own_timer(device):
+    return None
+"""
+
+
+def test_what_is_lost_in_the_final_rounds_costs_itself_alone_and_winners_are_shared(
+    tmp_path, monkeypatch
+):
+    if not gemm_kernel.kernels.INTERPRETED:
+        pytest.skip("launches cannot be counted within CUDA graphs")
+    device = torch.device("cpu")
+    results = []
+
+    def candidates(M):
+        return [entry(RIGHT), entry(ALSO_RIGHT), *([entry(TIRES)] if M == 16 else [])]
+
+    additions = {"kernels/__init__.py": KERNELS + FAULTS, "measure.py": ROUNDS}
+    with faulty_package(tmp_path, additions) as faulty, faulty.worker.Workers(device) as workers:
+        monkeypatch.setattr(faulty.worker, "MEASURE_LIMIT_S", 2.0)
+        monkeypatch.setattr(faulty.worker.Workers, "can_compile", False)
+        path = faulty.tune_gemm(
+            N, K, (16, 40), torch.float16, tmp_path, candidates,
+            device=device, on_result=results.append, workers=workers,
+        )  # fmt: skip
+        assert workers._measurer.starts == 2
+    assert [result.skipped for result in results] == [{"took too long": 1}, {}]
+    assert [result.config["num_stages"] for result in results] == [RIGHT, ALSO_RIGHT]
+    assert (results[0].tuned_ms, results[0].noise) == (1.0, 0)
+    assert [timed.time_ms for timed in results[0].top[:2]] == [1.0, 1.005]
+    assert json.loads(path.read_text()) == {"16": entry(ALSO_RIGHT), "40": entry(ALSO_RIGHT)}
 
 
 def test_a_child_that_cannot_start_is_an_error_with_its_reason(device, faulty, monkeypatch):

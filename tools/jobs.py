@@ -166,8 +166,17 @@ def work_as_rank(
     mode: str,
 ) -> list[int]:
     """Share ``jobs``, which rank 0 has, among the ranks. Returns: on rank 0 those that died."""
-    shared = ranks.share(jobs and [_to_json(kernel, job) for job in jobs])
-    own = [_from_json(kernel, content) for content in shared]
+    device = kernel.tuning.device_name()
+    shared = ranks.share(
+        {"device": device, "jobs": [_to_json(kernel, job) for job in jobs]} if jobs else None
+    )
+    if shared["device"] != device:
+        ranks.leave()
+        raise ValueError(
+            f"expects ranks on GPUs of one name, got {shared['device']} on rank 0 and {device} on rank "
+            f"{ranks.rank}; tune them in runs of their own"
+        )
+    own = [_from_json(kernel, content) for content in shared["jobs"]]
     order = [index for index, job in enumerate(own) if job.Ms]
     # The longest first: what is begun last shall be short.
     order.sort(key=lambda index: -len(own[index].Ms) * own[index].problem.N * own[index].problem.K)

@@ -44,11 +44,11 @@ class Ranks:
             count += 1
             store.set(f"alive/{self.rank}", str(count))
 
-    def share(self, jobs: list[Any] | None) -> list[Any]:
-        """The jobs of rank 0, for all ranks."""
+    def share(self, content: Any) -> Any:
+        """The ``content`` of rank 0, for all ranks."""
         if self.rank == 0:
-            self._store.set("jobs", json.dumps(jobs))
-        return json.loads(self._store.get("jobs"))
+            self._store.set("shared", json.dumps(content))
+        return json.loads(self._store.get("shared"))
 
     def claim(self, count: int) -> Iterator[int]:
         """The numbers of the jobs, from 0 to ``count``, that this rank is to do, one at a time."""

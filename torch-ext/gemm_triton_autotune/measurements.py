@@ -71,7 +71,7 @@ def describe_environment(device: torch.device, protocol: str) -> dict[str, Any]:
     runtime = torch.version.hip or torch.version.cuda or getattr(torch.version, "xpu", None)
     return {
         "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "triton": triton.__version__,
         "driver": _driver_version(),
         "runtime": runtime,

@@ -53,8 +53,8 @@ def default_candidates(
     N, K, layout, _ = problem
     properties = device_properties(device)
     if exhaustive:
-        return functools.partial(_exhaustive_configs, N, K, layout, properties)
-    return lambda M: candidate_configs(M, N, K, properties, layout)
+        return functools.cache(functools.partial(_exhaustive_configs, N, K, layout, properties))
+    return functools.cache(lambda M: candidate_configs(M, N, K, properties, layout))
 
 
 def _exhaustive_configs(

@@ -38,6 +38,7 @@ logger = logging.getLogger("gemm_triton_autotune")
 START_LIMIT_S = 300.0
 COMPILE_LIMIT_S = 120.0
 MEASURE_LIMIT_S = 30.0
+_END_LIMIT_S = 30.0
 # More processes than these wait for each other.
 _MAX_COMPILERS = 16
 
@@ -133,7 +134,8 @@ class Worker:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_LIMIT_S)  # a driver may keep it for ever
             with contextlib.suppress(OSError):
                 process.stdin.close()
             self._errors.close()
@@ -166,7 +168,9 @@ class Worker:
 def _read_lines(stream: Any, put: Callable[[Any], None]) -> None:
     with stream:
         for line in stream:
-            put(json.loads(line))
+            # A library that is imported may print whatever it likes before the stream is ours.
+            with contextlib.suppress(ValueError):
+                put(json.loads(line))
     put(None)
 
 
@@ -337,8 +341,8 @@ class Workers:
 
     @property
     def can_compile(self) -> bool:
-        """Is there anything to compile? Triton's interpreter does not."""
-        return not INTERPRETED
+        """Can it be said without a device what to compile? Triton's interpreter compiles nothing."""
+        return not INTERPRETED and device_properties(self.device).backend in ("cuda", "rocm")
 
     def compile(
         self, problem: Problem, M: int, configs: Sequence[Config], priority: int
