@@ -13,9 +13,10 @@ demo: build
 test: build
 	$(LOCAL) $(PY) -m pytest
 
-quality: .venv/made
+quality: build
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(LOCAL) $(PY) tune.py --check
 
 style: .venv/made
 	$(PY) -m ruff check --fix .

@@ -292,7 +292,7 @@ def test_the_layout_is_what_the_builder_checks():
 PUBLIC_API = {
     "gemm": "(a, b, out=None, bias=None)",
     "tune_gemm": "(N, K, Ms=…, dtype=None, save_dir=None, candidates=None, layout='NN', device=None, "
-    "timer=None, on_progress=None, on_result=None)",
+    "timer=None, on_progress=None, on_result=None, measurements=None, resume=False, workers=None)",
     "explain": "(M, N, K, device=None, layout='NN')",
     "warmup": "(N, K, device=None, layout='NN', dtype=torch.bfloat16, bias=False)",
 }
@@ -333,8 +333,12 @@ def test_modules_import_one_way():
         "device_tables",
         "candidates",
         "measure",
+        "bench",
+        "worker",
         "search",
         "tuned_file",
+        "measurements",
+        "tuner",
         "tuning",
         "operands",
         "op",

@@ -18,6 +18,7 @@ Timer = Callable[[Callable[[], Any]], float]
 # A replay of this length is long against the launch of a graph and the resolution of an event.
 _REPLAY_MS = 1.0
 _MAX_CALLS = 128
+_WARM_UP_S = 0.2
 
 
 def make_weight(
@@ -109,11 +110,16 @@ def _elapsed_ms(fn: Callable[[], Any]) -> float:
     return started.elapsed_time(ended)
 
 
-def interleaved_ms(calls: Sequence[GraphedCalls], rounds: int) -> list[list[float]]:
+def interleaved_ms(
+    calls: Sequence[GraphedCalls],
+    rounds: int,
+    on_turn: Callable[[int], None] = lambda index: None,
+) -> list[list[float]]:
     """``rounds`` times of each, taken in turn: a card slows as it warms, and so slows all of them."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
-        for call, own in zip(calls, times):
+        for index, (call, own) in enumerate(zip(calls, times)):
+            on_turn(index)
             own.append(call.time_ms())
     return times
 
@@ -134,15 +140,39 @@ def cpu_timer(fn: Callable[[], Any]) -> float:
     return statistics.median(times)
 
 
+def own_timer(device: torch.device) -> Timer | None:
+    """What takes the place of CUDA graphs on ``device``; None where there are graphs."""
+    return {"cuda": None, "cpu": cpu_timer}.get(device.type, do_bench_timer)
+
+
+def protocol(device: torch.device, timer: Timer | None) -> str:
+    """How times are taken on ``device``, in words."""
+    if timer is None:
+        return "CUDA graphs, weights rotated so that L2 is cold, medians of interleaved rounds"
+    own = {"cpu": "the clock, in Triton's interpreter"}.get(device.type, "triton.testing.do_bench")
+    return own if timer is own_timer(device) else "a timer of the caller's"
+
+
+def warm_up(weight: torch.Tensor) -> None:
+    """Bring the GPU from its idle clock to that of a busy one."""
+    a = weight.new_zeros(1024, weight.shape[0])
+    end = time.perf_counter() + _WARM_UP_S
+    while time.perf_counter() < end:
+        torch.mm(a, weight)
+        torch.cuda.synchronize(weight.device)
+
+
 class ExactProduct:
     """Is a result the product of ``a`` and ``b``? Its error may be twice what rounding costs.
 
-    The product is computed in float32, rows at a time, so that the temporaries stay small beside the operands.
+    The product is computed in ``dtype``, rows at a time, so that the temporaries stay small beside the operands.
     """
 
-    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
+    def __init__(
+        self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = torch.float32
+    ) -> None:
         with _full_float32():
-            self._exact = a.float() @ b.float()
+            self._exact = a.to(dtype) @ b.to(dtype)
         self._rows = max(1, (1 << 26) // b.shape[1])
         self._bound = 2 * self._max_error(self._exact.to(a.dtype)) + 1e-5
 
@@ -152,8 +182,29 @@ class ExactProduct:
 
     def _max_error(self, out: torch.Tensor) -> float:
         blocks = zip(out.split(self._rows), self._exact.split(self._rows))
-        errors = [(block.float() - exact).abs().amax() for block, exact in blocks]
+        errors = [(block.to(exact.dtype) - exact).abs().amax() for block, exact in blocks]
         return torch.stack(errors).amax().item()
+
+
+def is_exact_in_part(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """`ExactProduct` in float64, of up to 256 rows, from the first to the last: each tile has some of them."""
+    M, (K, N) = a.shape[0], b.shape
+    rows = torch.linspace(0, M - 1, min(M, 256), device=a.device).round().long()
+    columns = max(1, (1 << 25) // K)
+    return all(
+        ExactProduct(a[rows], b[:, start : start + columns], torch.float64).is_right(
+            out[rows, start : start + columns]
+        )
+        for start in range(0, N, columns)
+    )
+
+
+def device_works(device: torch.device) -> bool:
+    """Does ``device`` still compute? After a fault in a kernel it does not, for the rest of the process."""
+    try:
+        return torch.ones(2, device=device).sum().item() == 2
+    except RuntimeError:
+        return False
 
 
 @contextlib.contextmanager

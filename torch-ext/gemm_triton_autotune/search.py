@@ -1,44 +1,46 @@
 """The search of `tune_gemm`: which one of the candidates for a problem wins.
 
-A quick look at every candidate, then the best few against the default in interleaved rounds. The
-default is given up only for a gain beyond the noise.
+A quick look at every candidate; then the best few, the default and what is used at present in interleaved
+rounds, until those that are left differ by less than the noise, or all but one are beaten. Of equals
+what is used at present stays, else the default, else the simplest.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import statistics
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-import torch
-import triton
-
-from . import kernels
+from .bench import Skip
 from .candidates import refinements
 from .config import Config, default_config
-from .device import device_guard, device_properties
-from .measure import (
-    ExactProduct,
-    GraphedCalls,
-    Rotation,
-    Timer,
-    interleaved_ms,
-)
 
 logger = logging.getLogger("gemm_triton_autotune")
 
 # Those whose quick time is within this factor of the best, and no more than so many, go to the final.
 _FINALIST_FACTOR = 1.1
 _FINALISTS = 4
-_FINAL_ROUNDS = 9
+# Rounds are taken so many at a time, up to so many times.
+_ROUNDS = 9
+_MAX_SERIES = 4
 # Of so many leaders the refinements are tried.
 _REFINED = 3
-# The least gain that the default, the first candidate, is given up for.
+# The least gain that the default is given up for.
 _LEAST_GAIN = 0.01
+# So many standard errors are beyond the noise.
+_SIGNIFICANT = 3
+
+# What compiles candidates ahead: each one, and what stands against it, in the order in which they are ready.
+Compiled = Callable[[Sequence[Config]], Iterable[tuple[Config, "Skip | None"]]]
+
+
+class Timed(NamedTuple):
+    """A configuration and the milliseconds that it took."""
+
+    time_ms: float
+    config: Config
 
 
 class Result(NamedTuple):
@@ -51,155 +53,248 @@ class Result(NamedTuple):
     torch_ms: float
     measured: int
     skipped: dict[str, int]
+    # The standard error of tuned against default, as a part of the time; None without rounds.
+    noise: float | None = None
+    # The best, the chosen one first; and the quick times of all that ran.
+    top: tuple[Timed, ...] = ()
+    quick: tuple[Timed, ...] = ()
 
 
-def _time(entry: tuple[float, Config]) -> float:
-    return entry[0]
-
-
-class _Skip(Exception):
-    """A candidate is not chosen; the text is the reason that it is counted under."""
+def uncompiled(configs: Sequence[Config]) -> Iterable[tuple[Config, Skip | None]]:
+    """`Compiled` where nothing is compiled ahead."""
+    return ((config, None) for config in configs)
 
 
 def search(
     M: int,
-    weights: Sequence[torch.Tensor],
+    N: int,
+    K: int,
+    bench: Any,
     candidates: Sequence[Config],
-    timer: Timer | None = None,
+    present: Config | None = None,
+    compiled: Compiled = uncompiled,
     on_progress: Callable[[int, int, int, float], None] | None = None,
 ) -> Result:
-    """Find the fastest right one of ``candidates`` for a random a (M, K) with ``weights``, each (K, N).
+    """Find the fastest right one of ``candidates`` with a `Bench` or `RemoteBench`.
 
-    timer: instead of CUDA graphs, and then without a final: the first of equals stays.
-    Raises: RuntimeError if no candidate runs; torch.OutOfMemoryError if the operands do not fit.
+    present: what is used until now; it stays unless another one is faster beyond the noise.
+    Raises: RuntimeError if no candidate runs, or the operands do not fit.
     """
-    with device_guard(weights[0].device):
-        return _Search(M, weights, timer, on_progress).run(list(candidates))
+    return _Search(M, N, K, bench, present, compiled, on_progress).run(list(candidates))
 
 
 class _Search:
     def __init__(
         self,
         M: int,
-        weights: Sequence[torch.Tensor],
-        timer: Timer | None,
+        N: int,
+        K: int,
+        bench: Any,
+        present: Config | None,
+        compiled: Compiled,
         on_progress: Callable[[int, int, int, float], None] | None,
     ) -> None:
-        K, N = weights[0].shape
-        like = {"dtype": weights[0].dtype, "device": weights[0].device}
         self.M = M
-        self.weights = weights
+        self.shape = f"M={M}, N={N}, K={K}"
+        self.bench = bench
         self.default = default_config(M, N, K)
-        self.a = torch.randn(M, K, **like)
-        self.out = torch.empty(M, N, **like)
-        self.exact = ExactProduct(self.a, weights[0])
-        self.timer = timer
+        self.present = present
+        self.compiled = compiled
         self.on_progress = on_progress
         self.skipped: dict[str, int] = {}
-        self.times: list[tuple[float, Config]] = []
-        self.graphs: dict[int, GraphedCalls] = {}
+        self.times: list[Timed] = []
 
     def run(self, candidates: list[Config]) -> Result:
+        self.bench.set_rows(self.M)
         self._look(candidates)
-        if self.timer is None:
-            leaders = [config for _, config in sorted(self.times, key=_time)[:_REFINED]]
-            self._look([refined for config in leaders for refined in refinements(config)])
-        if not self.times:
-            counts = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())
-            K, N = self.weights[0].shape
-            raise RuntimeError(
-                f"None of {len(candidates)} candidates runs for M={self.M}, N={N}, K={K} in "
-                f"{self.a.dtype} on {self.a.device}: {counts}"
-            )
-        times, measured = self.times, len(self.times)
-        torch_call = self._rotation(lambda b: torch.mm(self.a, b, out=self.out))
-        if self.timer is None:
-            times, torch_ms = self._final(GraphedCalls(torch_call))
-        else:
-            torch_ms = self.timer(torch_call)
-        tuned_ms, config = min(times, key=_time)
-        default_ms = next((ms for ms, config in times if config == self.default), math.nan)
-        if tuned_ms > default_ms * (1 - _LEAST_GAIN):
-            tuned_ms, config = default_ms, self.default
-        return Result(self.M, config, default_ms, tuned_ms, torch_ms, measured, self.skipped)
+        if self.bench.has_rounds:
+            leaders = sorted(self.times, key=_time)[:_REFINED]
+            self._look([new for leader in leaders for new in refinements(leader.config)])
+        wrong: list[Config] = []
+        while True:
+            times = [timed for timed in self.times if timed.config not in wrong]
+            if not times:
+                counts = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())
+                raise RuntimeError(
+                    f"None of {len(candidates)} candidates runs for {self.shape}: {counts}"
+                )
+            final = self._final(times)
+            chosen = final.choose(self.present, self.default)
+            try:
+                self.bench.verify(chosen)
+                break
+            except Skip as error:
+                self._skip(chosen, error)
+                wrong.append(chosen)
+        ranked = [timed for timed in final.ranked() if timed.config != chosen]
+        top = (Timed(final.time_ms(chosen), chosen), *ranked)
+        return Result(
+            self.M,
+            chosen,
+            final.time_ms(self.default),
+            final.time_ms(chosen),
+            final.torch_ms,
+            len(self.times),
+            self.skipped,
+            final.noise(chosen, self.default),
+            top,
+            tuple(self.times),
+        )
 
     def _look(self, candidates: list[Config]) -> None:
         """A quick time of each candidate that runs and is right."""
-        problems = self._compile(candidates)
-        for index, (config, problem) in enumerate(zip(candidates, problems)):
+        for index, (config, problem) in enumerate(self.compiled(candidates)):
             try:
                 if problem is not None:
                     raise problem
-                self.times.append((self._quick_ms(config), config))
-            except Exception as error:
+                self.times.append(Timed(self.bench.quick_ms(config), config))
+            except Skip as error:
                 self._skip(config, error)
             if self.on_progress is not None:
-                best_ms = min((time_ms for time_ms, _ in self.times), default=math.nan)
+                best_ms = min((timed.time_ms for timed in self.times), default=math.nan)
                 self.on_progress(self.M, index + 1, len(candidates), best_ms)
 
-    def _compile(self, candidates: list[Config]) -> list[Exception | None]:
-        """Compile all candidates at once; for each what stands against it."""
-
-        def compile_one(config: Config) -> Exception | None:
-            problem = kernels.config_problem(config, device_properties(self.a.device))
-            problem = problem or kernels.operand_problem(config, self.a, self.weights[0], self.out)
-            if problem:
-                error = _Skip("does not fit")
-                error.__cause__ = ValueError(problem)
-                return error
-            if kernels.INTERPRETED:
-                return None
-            try:
-                kernels.compile_kernel(self.a, self.weights[0], self.out, config)
-            except Exception as error:
-                return error
-            return None
-
-        # Triton's passes and ptxas run outside of Python's lock.
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            return list(pool.map(compile_one, candidates))
-
-    def _quick_ms(self, config: Config) -> float:
-        call = self._rotation(lambda b: kernels.launch_gemm_kernel(self.a, b, self.out, config))
-        self._check(config)
-        if self.timer is not None:
-            time_ms = self.timer(call)
-        else:
-            graph = GraphedCalls(call)
-            self.graphs[id(config)] = graph
-            time_ms = min(graph.time_ms() for _ in range(3))
-        if not (math.isfinite(time_ms) and time_ms > 0):
-            raise _Skip(f"timed as {time_ms} ms")
-        return time_ms
-
-    def _final(self, torch_graph: GraphedCalls) -> tuple[list[tuple[float, Config]], float]:
-        """Medians of the finalists, the default among them, and of torch, from interleaved rounds."""
-        ranked = sorted(self.times, key=_time)
-        close = [config for ms, config in ranked if ms <= ranked[0][0] * _FINALIST_FACTOR]
+    def _final(self, times: Sequence[Timed]) -> _Final:
+        if not self.bench.has_rounds:
+            return _Final.of_single_times(times, self.bench.torch_ms())
+        ranked = sorted(times, key=_time)
+        close = [
+            timed.config
+            for timed in ranked
+            if timed.time_ms <= ranked[0].time_ms * _FINALIST_FACTOR
+        ]
         finalists = close[:_FINALISTS]
-        finalists += [c for _, c in ranked if c == self.default and c not in finalists]
-        calls = [*(self.graphs[id(config)] for config in finalists), torch_graph]
-        *medians, torch_ms = map(statistics.median, interleaved_ms(calls, _FINAL_ROUNDS))
-        return list(zip(medians, finalists)), torch_ms
+        always = (self.default, self.present)
+        finalists += [c for _, c in ranked if c in always and c not in finalists]
+        return measure_final(self.bench, finalists, self.default, self._skip)
 
-    def _check(self, config: Config) -> None:
-        # NaN in every element: what an earlier candidate wrote cannot cover for this one.
-        self.out.fill_(math.nan)
-        kernels.launch_gemm_kernel(self.a, self.weights[0], self.out, config)
-        if not self.exact.is_right(self.out):
-            raise _Skip("wrong result")
+    def _skip(self, config: Mapping[str, Any], error: Skip) -> None:
+        self.skipped[error.reason] = self.skipped.get(error.reason, 0) + 1
+        logger.info("Skipped %s for M=%d: %s %s", config, self.M, error.reason, error.detail)
 
-    def _rotation(self, call: Callable[[torch.Tensor], Any]) -> Rotation:
-        return Rotation(call, self.weights)
 
-    def _skip(self, config: Mapping[str, Any], error: Exception) -> None:
-        # A compiler fails in many ways (Triton's own errors, ptxas, RuntimeError from a pass, IndexError),
-        # and one candidate must not end the run.
-        if isinstance(error, triton.runtime.errors.OutOfResources):
-            reason = "out of resources"
-        else:
-            reason = (
-                str(error) if isinstance(error, _Skip) else f"failed with {type(error).__name__}"
-            )
-        self.skipped[reason] = self.skipped.get(reason, 0) + 1
-        logger.info("Skipped %s for M=%d: %s", config, self.M, error.__cause__ or error)
+def measure_final(
+    bench: Any,
+    finalists: Sequence[Config],
+    default: Config,
+    on_skip: Callable[[Config, Skip], None] = lambda config, error: None,
+) -> _Final:
+    """Interleaved rounds of ``finalists`` and torch.mm; who is clearly beaten leaves after a series.
+
+    The default stays to the end, as what the others are compared with.
+    """
+    final = _Final()
+    running = list(finalists)
+    for _ in range(_MAX_SERIES):
+        series = None
+        while series is None and running:
+            try:
+                series = bench.interleaved_ms([*running, None], _ROUNDS)
+            except Skip as error:
+                if error.turn is None or error.turn >= len(running):
+                    raise RuntimeError(f"the final rounds failed: {error.reason}") from error
+                # It ran before and does not now; the others are measured again.
+                on_skip(running[error.turn], error)
+                final.remove(running.pop(error.turn))
+        if series is None:
+            break
+        *times, torch_times = series
+        final.add(running, times, torch_times)
+        contenders = final.contenders()
+        if len(contenders) == 1:
+            break
+        running = [config for config in running if config in (*contenders, default)]
+    return final
+
+
+class _Final:
+    """Times of the finalists; those of one round belong together."""
+
+    def __init__(self) -> None:
+        self._configs: list[Config] = []
+        self._times: list[list[float]] = []
+        self._torch_times: list[float] = []
+
+    @classmethod
+    def of_single_times(cls, times: Sequence[Timed], torch_ms: float) -> _Final:
+        final = cls()
+        final.add(
+            [timed.config for timed in times], [[timed.time_ms] for timed in times], [torch_ms]
+        )
+        return final
+
+    def add(
+        self,
+        configs: Sequence[Config],
+        times: Sequence[Sequence[float]],
+        torch_times: Sequence[float],
+    ) -> None:
+        for config, new in zip(configs, times):
+            if config not in self._configs:
+                self._configs.append(config)
+                self._times.append([])
+            self._of(config).extend(new)
+        self._torch_times.extend(torch_times)
+
+    def remove(self, config: Config) -> None:
+        if config in self._configs:
+            index = self._configs.index(config)
+            del self._configs[index], self._times[index]
+
+    def _of(self, config: Config) -> list[float]:
+        return self._times[self._configs.index(config)]
+
+    @property
+    def torch_ms(self) -> float:
+        return statistics.median(self._torch_times) if self._torch_times else math.nan
+
+    def time_ms(self, config: Config) -> float:
+        return statistics.median(self._of(config)) if config in self._configs else math.nan
+
+    def ranked(self) -> list[Timed]:
+        return sorted((Timed(self.time_ms(config), config) for config in self._configs), key=_time)
+
+    def noise(self, config: Config, other: Config) -> float | None:
+        """The standard error of the median of how much longer ``other`` takes, as a part of the time."""
+        if config not in self._configs or other not in self._configs:
+            return None
+        return self._lead(config, other)[1]
+
+    def _lead(self, config: Config, other: Config) -> tuple[float, float | None]:
+        """How much longer ``other`` takes than ``config``, and the noise of that."""
+        leads = [theirs / ours - 1 for ours, theirs in zip(self._of(config), self._of(other))]
+        lead = statistics.median(leads)
+        if len(leads) < 2:
+            return lead, None
+        # Of a normal spread: its median absolute deviation times 1.48 is the standard deviation, and the
+        # median's standard error is 1.25 times that of the mean. A single round that was disturbed says nothing.
+        spread = 1.4826 * statistics.median(abs(value - lead) for value in leads)
+        return lead, 1.25 * spread / math.sqrt(len(leads))
+
+    def beats(self, config: Config, other: Config, least: float = 0.0) -> bool:
+        """Is ``other`` slower by more than ``least`` and the noise?"""
+        lead, noise = self._lead(config, other)
+        return lead > max(least, _SIGNIFICANT * (noise or 0.0))
+
+    def contenders(self) -> list[Config]:
+        """Those that the best does not beat, the best first."""
+        best, *others = (timed.config for timed in self.ranked())
+        return [best, *(config for config in others if not self.beats(best, config))]
+
+    def choose(self, present: Config | None, default: Config) -> Config:
+        """The best; of equals what is used at present, or the default, or the simplest."""
+        equal = self.contenders()
+        best = equal[0]
+        if default in self._configs and not self.beats(best, default, _LEAST_GAIN):
+            equal.append(default)
+        for preferred in (present, default):
+            if preferred in equal:
+                return preferred
+        # Without rounds nothing is known of the noise: the first of the fastest.
+        if len(self._torch_times) < 2:
+            return best
+        return min((c for c in equal if self._lead(best, c)[0] <= _LEAST_GAIN), key=len)
+
+
+def _time(timed: Timed) -> float:
+    return timed.time_ms

@@ -96,7 +96,7 @@ def read_tuned_file(
     one reason, under the empty key. Nothing is raised for what a file is or holds.
     """
     try:
-        content = _read_json(path)
+        content = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -121,7 +121,8 @@ def read_tuned_file(
     return TunedConfigs(path, entries), problems
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in ``path``; OSError, ValueError or RecursionError if it holds none."""
     # Opened without blocking and looked at before it is read: a pipe would wait for ever.
     descriptor = os.open(
         path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -165,19 +166,28 @@ def save_tuned_configs(path: Path, entries: Mapping[int, Config]) -> None:
     and several writers lose nothing of each other.
     Raises: ValueError if there is a file that is no tuned file; OSError if it cannot be written.
     """
+
+    def merged(path: Path) -> bytes:
+        content = read_mergeable(path)
+        content.update({str(M): config for M, config in entries.items()})
+        return _encode(content)
+
+    replace_file(path, merged)
+
+
+def replace_file(path: Path, make_content: Callable[[Path], bytes]) -> None:
+    """Replace ``path`` in one step by what ``make_content`` of it returns, with other writers kept out."""
     path = Path(os.path.realpath(path))  # a link stays a link: what it points to is replaced
     with _locked(path.parent) as is_alone:
         if is_alone:
             _remove_leftovers(path)
-        content = read_mergeable(path)
-        content.update({str(M): config for M, config in entries.items()})
-        _replace(path, _encode(content))
+        _replace(path, make_content(path))
 
 
 def read_mergeable(path: Path) -> dict[str, Any]:
     """What ``path`` holds, to be kept; ValueError if that cannot be known."""
     try:
-        content = _read_json(path)
+        content = read_json(path)
         _encode(content)  # what can only just be read can be too deep to be written
     except FileNotFoundError:
         return {}

@@ -12,17 +12,21 @@ import logging
 import operator
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 import torch
 
 from . import kernels, measure, search
-from .candidates import candidate_configs
+from .bench import Problem
+from .candidates import candidate_configs as candidate_configs
 from .config import Config, default_config
-from .device import device_guard, device_name, device_properties, resolve_device
+from .device import device_name, device_properties, resolve_device
+from .measurements import Measurement, measurements_dir, read_measurements, save_measurements
 from .tuned_file import REACH, TunedConfigs, read_mergeable, read_tuned_file, save_tuned_configs
+from .tuner import TUNED_MS, Candidates, default_candidates, tune_problem
+from .worker import Workers
 
 logger = logging.getLogger("gemm_triton_autotune")
 
@@ -30,10 +34,6 @@ _CONFIGS_DIR = Path(__file__).parent / "configs"
 
 LAYOUTS = ("NN", "NT")
 DTYPES = (torch.float16, torch.bfloat16)
-
-# fmt: off
-TUNED_MS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
-# fmt: on
 
 
 def config_file_name(N: int, K: int, device: torch.device | None = None, layout: str = "NN") -> str:
@@ -276,12 +276,24 @@ def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: 
             f"tuned, from {tuned.path}, entry M={nearest_m}: "
             + ("this very M" if nearest_m == M else "the nearest in log space")
             + f" of M={', '.join(map(str, tuned))}"
+            + _times_in_words(tuned.path, nearest_m, config)
         )
     else:
         config = default_config(M, N, K)
         why = f"the default, because {_why_default(N, K, device, layout, tuned)}"
     problem = f"(M={M}, K={K}) @ (K={K}, N={N}), {layout}, on {device_name(device)}"
     return _printable(f"{problem}: {config}, {why}.")
+
+
+def _times_in_words(path: Path, M: int, config: Config) -> str:
+    """What the measurements say of an entry; nothing if they are not of this one."""
+    folder = measurements_dir(path.parent)
+    found = read_measurements(folder / path.name).get(M) if folder else None
+    if found is None or found.top[0][1] != config:
+        return ""
+    others = (("the default", found.default_us), ("torch.mm", found.torch_us))
+    times = [f"{found.tuned_us} µs", *(f"{name} {us} µs" for name, us in others if us is not None)]
+    return f"; measured on {found.environment.get('date')}: {', '.join(times)}"
 
 
 def _why_default(
@@ -340,29 +352,104 @@ def tune_gemm(
     Ms: Iterable[int] = TUNED_MS,
     dtype: torch.dtype | None = None,
     save_dir: str | os.PathLike[str] | None = None,
-    candidates: Iterable[Config] | None = None,
+    candidates: Iterable[Config] | Candidates | None = None,
     layout: str = "NN",
     device: torch.device | None = None,
     timer: measure.Timer | None = None,
     on_progress: Callable[[int, int, int, float], None] | None = None,
     on_result: Callable[[search.Result], None] | None = None,
+    measurements: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    workers: Workers | None = None,
 ) -> Path:
     """Measure candidates for (M, K) @ (K, N) at each M of ``Ms`` and write the fastest into a tuned file.
 
-    Ms: values of M; each is saved as soon as it is measured, beside what the file already has.
+    On a GPU they run in processes of their own, so that one that hangs, crashes or breaks the device costs
+    itself alone.
+
+    Ms: values of M; each is saved as soon as it is measured, beside what the file already has. In the end
+    those that another M's configuration serves as well, to within 1 %, are given that.
     dtype: float16 or bfloat16, which share a file: for an M measured in both, the later one stays. By
     default bfloat16 where the device computes it.
     save_dir: by default the user's cache, which every process of this user searches.
-    candidates: by default `candidate_configs`; `default_config` is always measured, and first.
-    timer: ``timer(fn)`` gives the milliseconds of ``fn()``; by default CUDA graphs with cold weights.
+    candidates: configurations, or a function of M that gives them; by default `candidate_configs`. Always
+    measured besides: `default_config`, first, and last what the file has for this M and those beside it.
+    timer: ``timer(fn)`` gives the milliseconds of ``fn()``, which then runs in this process; by default
+    CUDA graphs with cold weights.
     on_progress: called with (M, candidates done, candidates, best milliseconds) after each candidate.
     on_result: called with a `search.Result` after each M.
+    measurements: folder for how each entry was found; by default `measurements` beside a ``save_dir``
+    that is called `configs`, and none beside another.
+    resume: leave out each M of which the measurements say that the same was done here before.
+    workers: processes to run in, to be used for several weights; by default new ones.
     Returns: the path of the file.
     Raises: ValueError for arguments out of range or a file there that is no tuned file; OSError if
     ``save_dir`` cannot be written; RuntimeError if for no M any candidate ran.
     """
     Ms = list(dict.fromkeys(Ms))
-    _check_problem(Ms, N, K, layout)
+    target = tuning_target(N, K, Ms, dtype, save_dir, layout, device, measurements)
+    tune_problem(
+        target.problem,
+        Ms,
+        target.device,
+        _as_function(candidates, target.problem, target.device),
+        *target.read(),
+        target.save,
+        timer,
+        workers,
+        resume,
+        on_progress,
+        on_result,
+    )
+    outranking = outranked_by(target.path)
+    if outranking is not None:
+        hides = f"{outranking} is searched before {target.path} and hides it."
+        logger.warning("%s", _printable(hides))
+    return target.path
+
+
+class TuningTarget(NamedTuple):
+    """What is tuned, on which device, and the files that take the result."""
+
+    problem: Problem
+    device: torch.device
+    path: Path
+    measurements: Path | None
+
+    def read(self) -> tuple[dict[int, Config], dict[int, Measurement]]:
+        """The entries that are there and can be used, and what they are from."""
+        found = read_tuned_file(self.path, device_properties(self.device))
+        return (
+            {} if found is None else dict(found[0]),
+            {} if self.measurements is None else read_measurements(self.measurements),
+        )
+
+    def save(self, entries: Mapping[int, Config], measured: Mapping[int, Measurement]) -> None:
+        """Add to both files. Raises: as `save_tuned_configs`.
+
+        Measurements that cannot be written are reported, and no reason to stop.
+        """
+        save_tuned_configs(self.path, entries)
+        _load_tuned_configs.forget()
+        if self.measurements is not None:
+            try:
+                save_measurements(self.measurements, measured)
+            except OSError as error:
+                _log_once(logging.WARNING, f"Measurements cannot be written: {error}.")
+
+
+def tuning_target(
+    N: int,
+    K: int,
+    Ms: Sequence[int] = TUNED_MS,
+    dtype: torch.dtype | None = None,
+    save_dir: str | os.PathLike[str] | None = None,
+    layout: str = "NN",
+    device: torch.device | None = None,
+    measurements: str | os.PathLike[str] | None = None,
+) -> TuningTarget:
+    """Check the arguments of `tune_gemm` and that its files can be written; raises as it does."""
+    _check_problem(list(Ms), N, K, layout)
     device = resolve_device(device)
     if device.type == "cpu" and not kernels.INTERPRETED:
         raise ValueError(
@@ -377,36 +464,20 @@ def tune_gemm(
     path = _writable(path) / config_file_name(N, K, device, layout)
     read_mergeable(path)
     _writable(Path(os.path.realpath(path)).parent)  # where a link leads
-    if timer is None and device.type != "cuda":
-        timer = measure.cpu_timer if device.type == "cpu" else measure.do_bench_timer
-    given = None if candidates is None else list(candidates)
+    folder = measurements_dir(path.parent) if measurements is None else Path(measurements)
+    problem = Problem(N, K, layout, str(dtype).rpartition(".")[2])
+    return TuningTarget(problem, device, path, folder and folder / path.name)
 
-    failures: list[str] = []
-    with device_guard(device):
-        weights = measure.make_weights(N, K, dtype, layout, device)
-        for M in Ms:
-            if given is None:
-                tried = candidate_configs(M, N, K, device_properties(device), layout)
-            else:
-                default = default_config(M, N, K)
-                tried = [default, *(config for config in given if config != default)]
-            try:
-                result = search.search(M, weights, tried, timer, on_progress)
-            except (RuntimeError, MemoryError) as error:  # torch's out-of-memory is a RuntimeError
-                failures.append((str(error).strip() or type(error).__name__).splitlines()[0])
-                logger.warning("M=%d was not tuned: %s", M, failures[-1])
-                continue
-            save_tuned_configs(path, {M: result.config})
-            _load_tuned_configs.forget()
-            if on_result is not None:
-                on_result(result)
-    if len(failures) == len(Ms):
-        raise RuntimeError(failures[0])
-    outranking = outranked_by(path)
-    if outranking is not None:
-        hides = f"{outranking} is searched before {path} and hides it."
-        logger.warning("%s", _printable(hides))
-    return path
+
+def _as_function(
+    candidates: Iterable[Config] | Candidates | None, problem: Problem, device: torch.device
+) -> Candidates:
+    if candidates is None:
+        return default_candidates(problem, device)
+    if callable(candidates):
+        return candidates
+    given = list(candidates)
+    return lambda M: given
 
 
 def outranked_by(path: Path) -> Path | None:

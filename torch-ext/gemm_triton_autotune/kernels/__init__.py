@@ -96,10 +96,14 @@ def compile_kernel(
     out: torch.Tensor,
     config: Mapping[str, Any],
     bias: torch.Tensor | None = None,
+    backend: str | None = None,
 ) -> tuple[Launch, Any]:
-    """Compile what `launch_gemm_kernel` launches for these operands, unless that is done; launch nothing."""
+    """Compile what `launch_gemm_kernel` launches for these operands, unless that is done; launch nothing.
+
+    backend: the one to compile for, by default that of the operands' device.
+    """
     with device_guard(a.device):
-        launch, arguments, options = _prepare(a, b, out, config, bias)
+        launch, arguments, options = _prepare(a, b, out, config, bias, backend)
         return launch, launch.kernel.warmup(*arguments, grid=launch.grid, **options)
 
 
@@ -109,10 +113,11 @@ def _prepare(
     out: torch.Tensor,
     config: Mapping[str, Any],
     bias: torch.Tensor | None,
+    backend: str | None = None,
 ) -> tuple[Launch, tuple, dict[str, Any]]:
     """The launch, all arguments of its kernel in order, and its options."""
     launch = _family(config).prepare(a, b, out, config)
-    options = launch_options(config, device_properties(a.device).backend)
+    options = launch_options(config, backend or device_properties(a.device).backend)
     return launch, launch.arguments(a, b, out, bias), {**options, **launch.options}
 
 

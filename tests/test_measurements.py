@@ -1,0 +1,240 @@
+"""`measurements/`: what is written beside the tuned files, what is left out on a second run, and what cannot harm."""
+
+import itertools
+import json
+import os
+
+import kernels
+import pytest
+import torch
+
+from .test_tuning import CANDIDATES, DTYPE, K, N, entry, fixed_timer
+
+gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
+tuning, measurements = gemm_kernel.tuning, gemm_kernel.measurements
+
+
+@pytest.fixture
+def configs(tuned_dir, monkeypatch):
+    """A folder that is searched first, called `configs`."""
+    folder = tuned_dir / "configs"
+    monkeypatch.setenv("GEMM_TUNED_CONFIG_DIR", str(folder))
+    return folder
+
+
+def tune(configs, *times_ms, Ms=(4,), dtype=DTYPE, candidates=CANDIDATES, **options):
+    """The path, and the Ms that were measured."""
+    results = []
+    path = gemm_kernel.tune_gemm(
+        N, K, Ms, dtype, configs, list(candidates), timer=fixed_timer(*times_ms),
+        on_result=results.append, **options,
+    )  # fmt: skip
+    return path, [result.M for result in results]
+
+
+def measured_file(path):
+    return path.parent.parent / "measurements" / path.name
+
+
+def test_times_and_the_best_stand_beside_the_entry(device, configs):
+    # default, entry(2), entry(3), torch.mm
+    path, _ = tune(configs, 0.004, 0.003, 0.001, 0.002)
+    content = json.loads(measured_file(path).read_text())
+    assert content["schema_version"] == 1
+    (environment,) = content["environments"]
+    assert environment["torch"] == torch.__version__
+    record = content["measurements"]["4"]
+    assert (record["tuned_us"], record["default_us"], record["torch_us"]) == (1.0, 4.0, 2.0)
+    assert record["dtype"] == "float16"
+    default = tuning.default_config(4, N, K)
+    assert [(best["time_us"], best["config"]) for best in record["top"]] == [
+        (1.0, entry(3)), (3.0, entry(2)), (4.0, default),
+    ]  # fmt: skip
+    assert json.loads(path.read_text()) == {"4": entry(3)}
+    assert ": 1.0 µs, the default 4.0 µs, torch.mm 2.0 µs" in gemm_kernel.explain(4, N, K, device)
+
+
+def test_only_the_best_five_are_kept_the_chosen_one_first(device, configs):
+    candidates = [entry(stages) for stages in range(2, 10)]
+    path, _ = tune(configs, 9.0, *range(8, 0, -1), candidates=candidates)
+    top = measurements.read_measurements(measured_file(path))[4].top
+    assert [config for _, config in top] == [entry(stages) for stages in (9, 8, 7, 6, 5)]
+
+
+def test_a_second_run_is_merged_by_m_and_keeps_what_each_was_measured_with(
+    device, configs, monkeypatch
+):
+    tune(configs, 2.0, 1.0, Ms=(64, 4))
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    path, _ = tune(configs, 2.0, 1.0, Ms=(16,))
+    found = measurements.read_measurements(measured_file(path))
+    assert list(found) == [4, 16, 64]
+    assert [m.environment["torch"] == "9.9.9" for m in found.values()] == [False, True, False]
+    assert len(json.loads(measured_file(path).read_text())["environments"]) == 2
+
+
+def test_resuming_leaves_out_what_was_measured_alike(device, configs, monkeypatch):
+    assert tune(configs, 2.0, 1.0, Ms=(4, 16), resume=True)[1] == [4, 16]
+    path, Ms = tune(configs, 2.0, 1.0, Ms=(1, 4, 16), resume=True)
+    assert Ms == [1]
+    assert tune(configs, 2.0, 1.0, Ms=(1, 4, 16), resume=True)[1] == []
+    # without it, all is measured
+    assert tune(configs, 2.0, 1.0, Ms=(1, 4))[1] == [1, 4]
+    # another dtype, another candidate, another version
+    assert tune(configs, 2.0, 1.0, Ms=(4,), resume=True, dtype=torch.bfloat16)[1] == [4]
+    assert tune(configs, 2.0, 1.0, resume=True)[1] == [4]
+    assert tune(configs, 2.0, 1.0, resume=True, candidates=[entry(2), entry(4)])[1] == [4]
+    monkeypatch.setattr(measurements.triton, "__version__", "9.9.9")
+    assert tune(configs, 2.0, 1.0, Ms=(16,), resume=True)[1] == [16]
+    # an entry that is not the one that was measured
+    path.write_text(json.dumps({"16": entry(7)}))
+    assert tune(configs, 2.0, 1.0, Ms=(16,), resume=True)[1] == [16]
+
+
+def test_an_interrupted_run_goes_on_where_it_was(device, configs):
+    def stop(M, *_):
+        if M == 16:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(configs, 2.0, 1.0, Ms=(4, 16, 64), on_progress=stop, resume=True)
+    assert tune(configs, 2.0, 1.0, Ms=(4, 16, 64), resume=True)[1] == [16, 64]
+
+
+def test_a_folder_of_another_name_gets_none_unless_it_is_named(device, tmp_path):
+    path, _ = tune(tmp_path / "a", 1.0)
+    assert list(tmp_path.rglob("*.json")) == [path]
+    path, _ = tune(tmp_path / "b", 1.0, measurements=tmp_path / "m")
+    assert (tmp_path / "m" / path.name).is_file()
+
+
+# fmt: off
+DAMAGED = {
+    "cut": b'{"schema_version": 1, "measu', "no object": b"[]", "bytes": b"\xff\xfe\x00",
+    "deep": b"[" * 100_000, "another version": b'{"schema_version": 2, "environments": [], "measurements": {}}',
+    "parts of another kind": b'{"schema_version": 1, "environments": {}, "measurements": []}',
+    "records of another kind": json.dumps({"schema_version": 1, "environments": [1, {}], "measurements": {
+        "4": None, "8": {"environment": 9}, "-1": {}, "16": {"environment": 1, "dtype": "float16", "space": "", "top": [],
+        "tuned_us": 1, "default_us": 1, "torch_us": 1, "noise": 1}}}).encode(),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_harms_nothing_and_is_replaced(device, configs, name, caplog):
+    path, _ = tune(configs, 2.0, 1.0)
+    measured_file(path).write_bytes(DAMAGED[name])
+    assert measurements.read_measurements(measured_file(path)) == {}
+    tuning._load_tuned_configs.cache_clear()
+    assert "tuned, from" in gemm_kernel.explain(4, N, K, device)
+    assert tune(configs, 2.0, 1.0, resume=True)[1] == [4]
+    assert list(measurements.read_measurements(measured_file(path))) == [4]
+
+
+def test_what_cannot_be_written_does_not_stop_the_run(device, configs, caplog):
+    configs.parent.joinpath("measurements").write_text("a file where a folder should be")
+    path, Ms = tune(configs, 2.0, 1.0, Ms=(4, 16))
+    assert Ms == [4, 16]
+    assert list(json.loads(path.read_text())) == ["4", "16"]
+    assert sum("Measurements cannot be written" in text for text in caplog.messages) == 1
+
+
+def test_a_failing_write_leaves_the_old_file(device, configs, monkeypatch):
+    path, _ = tune(configs, 2.0, 1.0)
+    before = measured_file(path).read_bytes()
+    replace = os.replace
+
+    def full(source, target):
+        if "measurements" in str(target):
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    tune(configs, 2.0, 1.0, Ms=(64,))
+    assert measured_file(path).read_bytes() == before
+    assert [file.name for file in measured_file(path).parent.iterdir()] == [path.name]
+
+
+class Bench:
+    """A bench with rounds whose times are given: for each configuration those of its rounds, over and over."""
+
+    has_rounds = True
+
+    def __init__(self, times, lost=()):
+        self.times = {key: itertools.cycle(own) for key, own in times.items()}
+        self.lost = list(lost)
+        self.series = []
+
+    def interleaved_ms(self, configs, rounds):
+        names = [None if config is None else config["num_stages"] for config in configs]
+        self.series.append(names)
+        for name in names:
+            if name in self.lost:
+                raise gemm_kernel.bench.Skip("took too long", turn=names.index(name))
+        return [[next(self.times[name]) for _ in range(rounds)] for name in names]
+
+
+def final(times, present=None, lost=()):
+    """The num_stages of the chosen one, of default 1 and others, and the series that were measured."""
+    bench = Bench({None: [1.0], **times}, lost)
+    configs = [entry(stages) for stages in times]
+    found = gemm_kernel.search.measure_final(bench, configs, entry(1))
+    return found.choose(present and entry(present), entry(1))["num_stages"], bench.series
+
+
+NOISY = (1.0, 1.05, 0.96, 1.02, 0.98)
+
+
+def test_a_clear_winner_needs_one_series():
+    chosen, series = final({1: [2.0], 2: [1.0, 1.001], 3: [1.5]})
+    assert (chosen, len(series)) == (2, 1)
+
+
+def test_within_the_noise_what_is_used_at_present_stays_or_the_default():
+    better = [time * 0.999 for time in NOISY[1:] + NOISY[:1]]
+    chosen, series = final({1: NOISY, 2: better}, present=2)
+    assert (chosen, len(series)) == (2, 4)
+    assert final({1: NOISY, 2: better})[0] == 1
+    assert final({1: [2.0], 2: NOISY, 3: better}, present=2)[0] == 2
+
+
+def test_the_default_is_not_given_up_for_less_than_a_percent_however_sure():
+    assert final({1: [1.0], 2: [0.995]})[0] == 1
+    assert final({1: [1.0], 2: [0.98]})[0] == 2
+
+
+def test_who_is_clearly_beaten_leaves_and_the_default_stays():
+    _, series = final({1: [2.0], 2: NOISY, 3: NOISY[1:] + NOISY[:1], 4: [1.3]})
+    assert [name for name in series[0] if name] == [1, 2, 3, 4]
+    assert all(sorted(filter(None, names)) == [1, 2, 3] for names in series[1:])
+
+
+def test_a_finalist_that_is_lost_costs_itself_alone():
+    chosen, _ = final({1: [2.0], 2: [1.0], 3: [1.1]}, lost=[2])
+    assert chosen == 3
+
+
+def test_few_configurations_serve_all_ms_within_the_cost():
+    fewest = gemm_kernel.tuner.fewest
+    times = {
+        1: {"a": 1.0, "b": 1.005},
+        2: {"a": 1.02, "b": 1.0},
+        4: {"b": 1.009, "c": 1.0},
+        8: {"c": 1.0, "d": 1.5},
+    }
+    assert fewest(times, 0.01) == {1: "b", 2: "b", 4: "c", 8: "c"}
+    assert fewest(times, 0.0) == {1: "a", 2: "b", 4: "c", 8: "c"}
+    assert fewest({}, 0.01) == {}
+
+
+def test_winners_are_shared_between_ms_and_the_default_is_kept(device, configs):
+    # For each M: default, entry(2), entry(3), then torch.mm; at 16 the two are within a percent.
+    four = [9.0, 1.0, 1.2, 9.0]
+    sixteen = [9.0, 1.005, 1.0, 9.0]
+    sixty_four = [1.0, 1.1, 1.2, 9.0]
+    path, _ = tune(configs, *four, *sixteen, *sixty_four, Ms=(4, 16, 64))
+    default = tuning.default_config(64, N, K)
+    assert json.loads(path.read_text()) == {"4": entry(2), "16": entry(2), "64": default}
+    found = measurements.read_measurements(measured_file(path))
+    assert found[16].top[0] == (1005.0, entry(2))
+    assert found[16].tuned_us == 1005.0
