@@ -253,13 +253,18 @@ def loss_curves(
 
 
 def report(result: dict) -> str:
+    environment = result["environment"]
+    versions = ", ".join(
+        f"{name} {environment[name]}" for name in ("torch", "triton", "transformers")
+    )
+    title = f"{environment['device']}, {versions}, bfloat16, {environment['layers']} layers of each model"
     cells = [
         (row["model"], row["regime"], row["how"], f"{row['original_ms']:.3f}")
         + (f"{row['our_ms']:.3f}", f"{row['ratio']:.3f}")
         for row in result["rows"]
     ]
     headers = ("model", "regime", "", "original ms", "ours ms", "ratio")
-    lines = [tabulate(cells, headers, tablefmt="github", disable_numparse=True), ""]
+    lines = [title, "", tabulate(cells, headers, tablefmt="github", disable_numparse=True), ""]
     cells = [
         (name, f"{one['original_error']:.2e}", f"{one['our_error']:.2e}")
         + (", ".join(one["untuned"]) or "none",)
@@ -279,6 +284,7 @@ def report(result: dict) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="toy sizes: does it run at all?")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--json", type=Path, help="write everything here")
     arguments = parser.parse_args()
 
@@ -295,9 +301,9 @@ def main() -> int:
         "models": {},
         "rows": [],
     }
-    for name, config in MODELS.items():
+    for name in arguments.models:
+        config = copy.deepcopy(MODELS[name])
         if arguments.tiny:
-            config = copy.deepcopy(config)
             config.update(TINY)
         original = make_model(config, sizes, device, torch.bfloat16)
         ours = replaced(original, kernels.Mode.INFERENCE)
@@ -310,8 +316,8 @@ def main() -> int:
         result["rows"] += time_model(name, [original, ours], sizes, device)
         print(name, file=sys.stderr)
         del original, ours
-    config = MODELS["Llama 3.1 8B"]
-    result["training"] = curves = loss_curves(config, sizes, device, arguments.tiny)
+    llama = MODELS["Llama 3.1 8B"]
+    result["training"] = curves = loss_curves(llama, sizes, device, arguments.tiny)
     result["training_difference"] = max(
         abs(a - b) / a for a, b in zip(curves["original"], curves["ours"])
     )

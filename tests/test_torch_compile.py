@@ -63,7 +63,7 @@ def test_one_compile_serves_every_m_and_each_gets_its_own_configuration(
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter, dynamic=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         for M, count in stages.items():
             input = half(M, K, device=device)
             chosen.clear()
