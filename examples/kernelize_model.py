@@ -14,11 +14,11 @@ from kernels import (
 from transformers import LlamaConfig, LlamaForCausalLM
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-width = 4096 if device == "cuda" else 64
+width, heads = (4096, 32) if device == "cuda" else (64, 4)
 config = LlamaConfig(
     hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, vocab_size=1024
 )
-config.num_attention_heads = config.num_key_value_heads = 4
+config.num_attention_heads = config.num_key_value_heads = heads
 model = LlamaForCausalLM(config).to(device, torch.bfloat16).eval().requires_grad_(False)
 tokens = torch.arange(8, device=device)[None]
 before = model(tokens).logits

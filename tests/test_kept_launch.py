@@ -167,7 +167,7 @@ def test_a_replaced_launch_is_called(device, kept, monkeypatch):
 
 
 def test_the_number_of_kept_launches_has_an_end(device, kept, monkeypatch):
-    monkeypatch.setattr(gemm_kernel.op, "_MAX_PLANS", 5)
+    monkeypatch.setattr(gemm_kernel.calls, "_MAX_PLANS", 5)
     b = operands(device)[1]
     for rows in range(1, 20):
         gemm_kernel.gemm(torch.randn(rows, K, dtype=torch.float16, device=device), b)

@@ -341,6 +341,7 @@ def test_modules_import_one_way():
         "tuner",
         "tuning",
         "operands",
+        "calls",
         "op",
         "layers",
         "__init__",

@@ -9,6 +9,7 @@ layers.Linear         nn.Linear through gemm, for kernels.kernelize
 
 # By name, since a second load under the same id finds the submodules imported and sets no attributes.
 from . import bench as bench
+from . import calls as calls
 from . import config as config
 from . import device as device
 from . import kernels as kernels
