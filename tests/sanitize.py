@@ -50,10 +50,13 @@ def main():
     seen = set()
     count = 0
     for config, layout, a, b, out in calls(device):
-        gemm_kernel.kernels.launch_gemm_kernel(a, b, out, config)
-        assert_product(out, a, b, (config, layout))
+        # Of its own size, so that a load behind its end is one outside of all memory that is in use.
+        bias = torch.randn(b.shape[1], dtype=torch.float16, device=device)
+        for one in (None, bias):
+            gemm_kernel.kernels.launch_gemm_kernel(a, b, out.fill_(torch.nan), config, one)
+            assert_product(out, a, b, (config, layout), one)
         seen.add(config.get("kernel", "tiled"))
-        count += 1
+        count += 2
     print(f"{count} calls on {device}, families {sorted(seen)}")
     unseen = set(gemm_kernel.kernels.FAMILIES) - seen
     if unseen:
