@@ -106,9 +106,12 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
     block_m, block_n, block_k = (config[f"BLOCK_SIZE_{side}"] for side in "MNK")
     if block_m * block_n > 256 * 32 * config["num_warps"]:
         return f"a {block_m}x{block_n} tile needs more than the registers of {config['num_warps']} warps"
-    # Hopper's wgmma keeps every stage in shared memory, older mma one less: count the lesser.
-    needed = max(config["num_stages"] - 1, 1) * (block_m + block_n) * block_k * 2
-    return shared_memory_problem(needed, properties)
+    # Hopper's wgmma and Blackwell's tcgen05, of 64 rows and more, keep every stage in shared memory, mma one
+    # less: count the lesser elsewhere.
+    has_wide = properties is not None and (properties.capability or (0,))[0] in (9, 10)
+    keeps_all = has_wide and block_m >= 64 and config["num_warps"] >= 4
+    stages = config["num_stages"] if keeps_all else max(config["num_stages"] - 1, 1)
+    return shared_memory_problem(stages * (block_m + block_n) * block_k * 2, properties)
 
 
 def operand_problem(
