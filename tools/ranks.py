@@ -54,10 +54,13 @@ class Ranks:
         """The numbers of the jobs, from 0 to ``count``, that this rank is to do, one at a time."""
         while True:
             index = self._store.add("claimed", 1) - 1
-            if index >= count:
+            if index >= count or self._store.check(["stopped"]):
                 return
-            self._store.set(f"owner/{index}", str(self.rank))
             yield index
+
+    def stop(self) -> None:
+        """Let no rank claim another job."""
+        self._store.set("stopped", "1")
 
     def send(self, result: Any) -> None:
         """Hand a result to rank 0."""
