@@ -149,8 +149,9 @@ def _measured_weights(kernel: Any, save_dir: Path) -> list[shapes.Layer]:
     folder = _measurements_dir(save_dir)
     layers = []
     for path in sorted(folder.glob("N=*.json")):
-        for layout in kernel.tuning.LAYOUTS:
-            N, K = (int(part.partition("=")[2]) for part in path.name.split(",")[:2])
+        name = lint.NAME.fullmatch(path.name)
+        for layout in kernel.tuning.LAYOUTS if name else ():
+            N, K = int(name["N"]), int(name["K"])
             if path.name == kernel.tuning.config_file_name(N, K, None, layout):
                 layers.append(shapes.Layer("", N, K, layout))
     if not layers:
@@ -221,13 +222,15 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.check is not None:
         return _check(kernel, arguments.check)
     try:
-        ranks = Ranks() if is_distributed() else None
+        ranks = Ranks() if is_distributed() and not arguments.list else None
         if ranks is not None and torch.cuda.is_available():
             torch.cuda.set_device(ranks.local_rank)
         if ranks is not None and ranks.rank != 0:
             jobs.work_as_rank(kernel, ranks, None, None, _mode(arguments))
             return 0
         return _tune(kernel, ranks, arguments)
+    except KeyboardInterrupt:
+        return 130
     except (ValueError, OSError, RuntimeError) as error:
         parser.error((str(error).strip() or type(error).__name__).splitlines()[0])
 
@@ -267,6 +270,8 @@ def _tune(kernel: Any, ranks: Ranks | None, arguments: argparse.Namespace) -> in
             indices = [index for index, job in enumerate(todo) if job.Ms]
             jobs.work(kernel, todo, indices, mode, recorder.take, recorder.progress)
     except KeyboardInterrupt:
+        if ranks is not None:
+            time.sleep(1)  # for the results that are on their way
         recorder.progress.close()
         print(
             f"\nstopped; the {sum(recorder.finished)} finished M are saved, and the same command goes on "

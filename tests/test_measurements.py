@@ -160,10 +160,21 @@ class Bench:
 
     has_rounds = True
 
-    def __init__(self, times, lost=()):
+    def __init__(self, times, lost=(), wrong=()):
+        self.wrong = wrong
         self.times = {key: itertools.cycle(own) for key, own in times.items()}
         self.lost = list(lost)
         self.series = []
+
+    def set_rows(self, M):
+        pass
+
+    def quick_ms(self, config):
+        return next(self.times[config["num_stages"]])
+
+    def verify(self, config):
+        if config["num_stages"] in self.wrong:
+            raise gemm_kernel.bench.Skip("wrong result")
 
     def interleaved_ms(self, configs, rounds):
         names = [None if config is None else config["num_stages"] for config in configs]
@@ -212,6 +223,25 @@ def test_who_is_clearly_beaten_leaves_and_the_default_stays():
 def test_a_finalist_that_is_lost_costs_itself_alone():
     chosen, _ = final({1: [2.0], 2: [1.0], 3: [1.1]}, lost=[2])
     assert chosen == 3
+
+
+def search(lost=(), wrong=()):
+    bench = Bench({None: [1.0], 1: [2.0], 2: [1.0], 3: [1.05]}, lost, wrong)
+    candidates = [entry(stages) for stages in (1, 2, 3)]
+    return gemm_kernel.search.search(40, N, K, bench, candidates)
+
+
+def test_a_winner_that_is_wrong_beside_its_m_gives_way_to_the_next():
+    result = search(wrong=[2])
+    assert (result.config, result.skipped) == (entry(3), {"wrong result": 1})
+    assert entry(2) not in [timed.config for timed in result.top]
+
+
+def test_if_all_are_lost_in_the_end_there_is_an_error():
+    with pytest.raises(RuntimeError, match="None of 3 candidates runs .* 3 took too long"):
+        search(lost=[1, 2, 3])
+    with pytest.raises(RuntimeError, match="None of 3 candidates runs .* 3 wrong result"):
+        search(wrong=[1, 2, 3])
 
 
 def test_few_configurations_serve_all_ms_within_the_cost():

@@ -13,7 +13,7 @@ import kernels
 import pytest
 import torch
 
-from tools import lint, ranks, report, shapes
+from tools import jobs, lint, ranks, report, shapes
 
 from .test_config import GOOD
 
@@ -446,6 +446,32 @@ def test_ranks_share_the_weights_and_one_that_dies_costs_what_it_was_at(command,
     # and the same command goes on
     assert command.main(options) == 0
     assert measured_ms(capsys.readouterr().err) == [16]
+
+
+def test_if_results_cannot_be_written_no_rank_begins_another_weight(monkeypatch):
+    store = torch.distributed.HashStore()
+    both = []
+    for rank in range(2):
+        monkeypatch.setattr(
+            torch.distributed, "rendezvous", lambda url, rank=rank: iter([(store, rank, 2)])
+        )
+        both.append(ranks.Ranks())
+    zero, one = both
+    assert [next(zero.claim(9)), next(one.claim(9)), next(one.claim(9))] == [0, 1, 2]
+
+    class Recorder:
+        error = None
+
+        def take(self, result):
+            raise OSError(28, "No space left on device")
+
+    recorder = Recorder()
+    one.send({"job": 1})
+    jobs._receive(zero, recorder, [])
+    assert recorder.error.errno == 28
+    assert list(zero.claim(9)) == list(one.claim(9)) == []
+    for rank in both:
+        rank.end()
 
 
 @pytest.mark.two_gpus

@@ -38,7 +38,8 @@ class Recorder:
         self.candidates = 0
         self.skipped: dict[str, int] = {}
         self.failures: dict[int, dict[str, str]] = {}
-        self.error: OSError | ValueError | None = None
+        # Why results could not be written, if so.
+        self.error: Exception | None = None
         self.progress = Progress(sum(len(job.Ms) for job in jobs))
 
     def take(self, message: dict[str, Any]) -> None:
@@ -183,9 +184,7 @@ def work_as_rank(
     dead: list[int] = []
     receiver = None
     if recorder is not None:
-        receiver = threading.Thread(
-            target=lambda: dead.extend(ranks.receive(recorder.take)), daemon=True
-        )
+        receiver = threading.Thread(target=_receive, args=(ranks, recorder, dead), daemon=True)
         receiver.start()
     try:
         claimed = (order[index] for index in ranks.claim(len(order)))
@@ -194,4 +193,14 @@ def work_as_rank(
         ranks.leave()
     if receiver is not None:
         receiver.join()
+        if recorder.error is not None:
+            raise recorder.error
     return dead
+
+
+def _receive(ranks: Ranks, recorder: Recorder, dead: list[int]) -> None:
+    try:
+        dead += ranks.receive(recorder.take)
+    except Exception as error:  # nobody waits for this thread before the end
+        recorder.error = error
+        ranks.stop()

@@ -25,7 +25,7 @@ _CAPABILITIES = {
     (7, 5): r"T4|RTX_20\d\d|GTX_16\d\d",
     (7, 0): r"V100",
 }
-_NAME = re.compile(
+NAME = re.compile(
     r"N=(?P<N>[1-9]\d*),K=(?P<K>[1-9]\d*),device_name=(?P<device>[0-9A-Za-z._+()-]+?)"
     r"(?:,layout=NT)?\.json"
 )
@@ -61,7 +61,7 @@ def check_files(kernel: Any, files: Sequence[Path]) -> list[str]:
 
 def _check(kernel: Any, path: Path, contents: dict[Path, dict]) -> Iterator[str]:
     content = contents[path]
-    name = _NAME.fullmatch(path.name)
+    name = NAME.fullmatch(path.name)
     if name is None:
         yield "no look-up asks for this name; expects N=…,K=…,device_name=….json, or with ,layout=NT"
     elif name["device"] == "CPU":
@@ -127,7 +127,7 @@ def _check_gain(M: int, entry: dict, default: dict, measured: dict) -> Iterator[
 
 
 def _is_other_device(name: re.Match, other: str) -> bool:
-    match = _NAME.fullmatch(other)
+    match = NAME.fullmatch(other)
     return match is not None and match["device"] != name["device"]
 
 

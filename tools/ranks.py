@@ -54,10 +54,13 @@ class Ranks:
         """The numbers of the jobs, from 0 to ``count``, that this rank is to do, one at a time."""
         while True:
             index = self._store.add("claimed", 1) - 1
-            if index >= count:
+            if index >= count or self._store.check(["stopped"]):
                 return
-            self._store.set(f"owner/{index}", str(self.rank))
             yield index
+
+    def stop(self) -> None:
+        """Let no rank claim another job."""
+        self._store.set("stopped", "1")
 
     def send(self, result: Any) -> None:
         """Hand a result to rank 0."""
@@ -68,7 +71,11 @@ class Ranks:
         """Say that no more results will come."""
         self._store.set(f"left/{self.rank}", "1")
         if self.rank != 0:
-            self._is_over.set()
+            self.end()
+
+    def end(self) -> None:
+        """Be silent from now on."""
+        self._is_over.set()
 
     def receive(self, take: Callable[[Any], None]) -> list[int]:
         """Hand all results to ``take``, until every rank has left or is dead. Returns: those that are dead."""
@@ -88,7 +95,7 @@ class Ranks:
                     running.discard(rank)
                     dead.append(rank)
             time.sleep(_INTERVAL_S)
-        self._is_over.set()
+        self.end()
         return dead
 
     def _is_alive(self, rank: int, heard: dict[int, tuple[str, float]]) -> bool:

@@ -103,6 +103,8 @@ class _Search:
         self.on_progress = on_progress
         self.skipped: dict[str, int] = {}
         self.times: list[Timed] = []
+        # What ran in the quick look and did not stand up to more.
+        self.dropped: list[Config] = []
 
     def run(self, candidates: list[Config]) -> Result:
         self.bench.set_rows(self.M)
@@ -110,22 +112,15 @@ class _Search:
         if self.bench.has_rounds:
             leaders = sorted(self.times, key=_time)[:_REFINED]
             self._look([new for leader in leaders for new in refinements(leader.config)])
-        wrong: list[Config] = []
         while True:
-            times = [timed for timed in self.times if timed.config not in wrong]
-            if not times:
-                counts = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())
-                raise RuntimeError(
-                    f"None of {len(candidates)} candidates runs for {self.shape}: {counts}"
-                )
-            final = self._final(times)
-            chosen = final.choose(self.present, self.default)
-            try:
-                self.bench.verify(chosen)
-                break
-            except Skip as error:
-                self._skip(chosen, error)
-                wrong.append(chosen)
+            final = self._final(len(candidates))
+            if not final.is_empty():
+                chosen = final.choose(self.present, self.default)
+                try:
+                    self.bench.verify(chosen)
+                    break
+                except Skip as error:
+                    self._drop(chosen, error)
         ranked = [timed for timed in final.ranked() if timed.config != chosen]
         top = (Timed(final.time_ms(chosen), chosen), *ranked)
         return Result(
@@ -154,19 +149,23 @@ class _Search:
                 best_ms = min((timed.time_ms for timed in self.times), default=math.nan)
                 self.on_progress(self.M, index + 1, len(candidates), best_ms)
 
-    def _final(self, times: Sequence[Timed]) -> _Final:
+    def _final(self, candidates: int) -> _Final:
+        times = [timed for timed in self.times if timed.config not in self.dropped]
+        if not times:
+            counts = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())
+            raise RuntimeError(f"None of {candidates} candidates runs for {self.shape}: {counts}")
         if not self.bench.has_rounds:
             return _Final.of_single_times(times, self.bench.torch_ms())
         ranked = sorted(times, key=_time)
-        close = [
-            timed.config
-            for timed in ranked
-            if timed.time_ms <= ranked[0].time_ms * _FINALIST_FACTOR
-        ]
-        finalists = close[:_FINALISTS]
+        limit_ms = ranked[0].time_ms * _FINALIST_FACTOR
+        finalists = [config for time_ms, config in ranked if time_ms <= limit_ms][:_FINALISTS]
         always = (self.default, self.present)
         finalists += [c for _, c in ranked if c in always and c not in finalists]
-        return measure_final(self.bench, finalists, self.default, self._skip)
+        return measure_final(self.bench, finalists, self.default, self._drop)
+
+    def _drop(self, config: Config, error: Skip) -> None:
+        self._skip(config, error)
+        self.dropped.append(config)
 
     def _skip(self, config: Mapping[str, Any], error: Skip) -> None:
         self.skipped[error.reason] = self.skipped.get(error.reason, 0) + 1
@@ -241,6 +240,9 @@ class _Final:
             index = self._configs.index(config)
             del self._configs[index], self._times[index]
 
+    def is_empty(self) -> bool:
+        return not self._configs
+
     def _of(self, config: Config) -> list[float]:
         return self._times[self._configs.index(config)]
 
@@ -256,7 +258,7 @@ class _Final:
 
     def noise(self, config: Config, other: Config) -> float | None:
         """The standard error of the median of how much longer ``other`` takes, as a part of the time."""
-        if config not in self._configs or other not in self._configs:
+        if config == other or not all(c in self._configs for c in (config, other)):
             return None
         return self._lead(config, other)[1]
 

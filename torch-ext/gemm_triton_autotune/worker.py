@@ -56,6 +56,9 @@ importlib.import_module(start["package"] + ".worker").serve(start)
 """
 
 
+TOO_LONG = "took too long"
+
+
 class Lost(Skip):
     """The process was lost to what it ran."""
 
@@ -151,7 +154,7 @@ class Worker:
             reply = self._replies.get(timeout=limit_s)
         except queue.Empty:
             self.close()
-            raise Lost("took too long", f"no answer in {limit_s:g} s") from None
+            raise Lost(TOO_LONG, f"no answer in {limit_s:g} s") from None
         if reply is None:
             status, said = self._process.wait(), self._last_words()
             self.close()
@@ -250,6 +253,9 @@ class _Compiler:
     """Compiles for a target; needs no GPU and takes none of its memory."""
 
     def __init__(self, on_turn: Callable[[int], None], target: list, backend: str) -> None:
+        # The process that measures comes first, or its times would be those of waiting for a core.
+        if hasattr(os, "nice"):
+            os.nice(10)
         triton.runtime.driver.set_active(CompileTarget(*target))
         self._backend = backend
 
@@ -398,15 +404,18 @@ class Workers:
 def _compile_problem(worker: Worker, problem: Problem, M: int, config: Config) -> Skip | None:
     try:
         worker.call("compile", problem, M, config, limit_s=COMPILE_LIMIT_S)
+    except Lost as error:
+        # Not proved to be its fault (memory may be short): then the process that measures compiles it.
+        return error if error.reason == TOO_LONG else None
     except Skip as error:
         return error
     except Exception as error:
-        # No fault of the configuration's: the process that measures will compile it.
         logger.info("Compiling ahead failed with %s: %s", type(error).__name__, error)
     return None
 
 
 def _compiler_count() -> int:
-    """As many as there are cores for this process; ranks on one machine share them."""
+    """As many as there are cores for this process, but for one; ranks on one machine share them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min((cores or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), _MAX_COMPILERS))
+    share = (cores or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(1, min(share - 1, _MAX_COMPILERS))
