@@ -9,7 +9,7 @@ import torch
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
 tuning = gemm_kernel.tuning
-counters = gemm_kernel.kernels.swap.split_k.get_counters.__globals__
+scratch = gemm_kernel.kernels.scratch
 
 N, K = 4096, 4096
 
@@ -23,7 +23,7 @@ def refuse(name):
 
 @pytest.fixture(autouse=True)
 def _asked_anew():
-    caches = gemm_kernel.device.device_properties, counters["_capture_query"]
+    caches = gemm_kernel.device.device_properties, scratch._capture_query
     for cache in caches:
         cache.cache_clear()
     tuning._load_tuned_configs.cache_clear()
@@ -131,12 +131,14 @@ def test_a_launch_there_is_not_kept(backend, request, monkeypatch):
 def test_counters_of_a_capture_are_cleared_by_the_launch_on_rocm(rocm, monkeypatch):
     # The number of a capture is known to CUDA's driver alone.
     active = SimpleNamespace(get_current_stream=lambda index: 70)
-    monkeypatch.setattr(counters["triton"].runtime, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(scratch.triton.runtime, "driver", SimpleNamespace(active=active))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(torch, "zeros", lambda count, dtype, device: ("new", count, device))
-    assert counters["get_counters"](rocm, 5) == ("new", 5, rocm)
+    for name in ("zeros", "empty"):
+        monkeypatch.setattr(torch, name, lambda count, dtype, device: ("new", count, device))
+    assert scratch.get_scratch(rocm, 3, 5) == (("new", 3, rocm), ("new", 5, rocm))
 
 
 def test_counters_on_xpu_are_new_at_each_launch(xpu, monkeypatch):
-    monkeypatch.setattr(torch, "zeros", lambda count, dtype, device: ("new", count, device))
-    assert counters["get_counters"](xpu, 5) == ("new", 5, xpu)
+    for name in ("zeros", "empty"):
+        monkeypatch.setattr(torch, name, lambda count, dtype, device: ("new", count, device))
+    assert scratch.get_scratch(xpu, 3, 5) == (("new", 3, xpu), ("new", 5, xpu))

@@ -20,7 +20,7 @@ import torch
 from ..config import DEFAULT_KERNEL, launch_options, validate_config
 from ..device import DeviceProperties, device_guard, device_properties
 from . import gemv, gluon, swap, tiled, tma
-from .kept_launch import KeptLaunch
+from .kept_launch import KeptLaunch, keep_launch
 from .launch import INTERPRETED, Launch, is_aligned
 
 FAMILIES = {family.NAME: family for family in (tiled, swap, gemv, tma, gluon)}
@@ -139,4 +139,4 @@ def repeatable_launch(
         return None
     launch, compiled = compile_kernel(a, b, out, config, bias)
     with device_guard(a.device):
-        return KeptLaunch(launch, compiled, a, b, out, bias)
+        return keep_launch(launch, compiled, a, b, out, bias)

@@ -26,43 +26,41 @@ _MAX_ENCODED = 1 << 14
 _described: dict[tuple, object] = {}
 
 
+def keep_launch(
+    launch: Launch,
+    compiled: Any,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> KeptLaunch:
+    """``launch``, whose kernel is ``compiled``, for operands that are like these and aligned to 16 bytes.
+
+    The device of these operands is the current one.
+    """
+    # `run` first: the handles are made when it is read.
+    run = compiled.run
+    # No launch metadata and no hooks: with hooks installed this path is not taken.
+    fixed = (compiled.function, compiled.packed_metadata, None, None, None)
+    try:
+        return _DirectLaunch(launch, compiled, run, fixed, a, b, out, bias)
+    except Exception:  # Triton launches in a way that `_DirectLaunch` was not written for
+        return _RunLaunch(launch, run, fixed, a.device)
+
+
 class KeptLaunch:
-    """A `Launch`, compiled, for operands that are like those it is made with, and aligned to 16 bytes."""
+    """What `keep_launch` gives. Called with operands, it launches on the current stream."""
 
-    __slots__ = (
-        "_call",
-        "_current_device",
-        "_current_stream",
-        "_device_index",
-        "_fixed",
-        "_launch",
-        "_run",
-    )
+    __slots__ = ("_current_device", "_current_stream", "_device", "_device_index", "_launch")
 
-    def __init__(
-        self,
-        launch: Launch,
-        compiled: Any,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        out: torch.Tensor,
-        bias: torch.Tensor | None = None,
-    ) -> None:
-        """``compiled`` is for the device of these operands, which is the current one."""
+    def __init__(self, launch: Launch, device: torch.device) -> None:
         driver = triton.runtime.driver.active
         self._launch = launch
-        self._device_index = a.device.index
+        self._device = device
+        self._device_index = device.index
         self._current_stream = driver.get_current_stream
         # One device is always the current one.
         self._current_device = driver.get_current_device if torch.cuda.device_count() > 1 else None
-        # `run` first: the handles are made when it is read.
-        self._run = compiled.run
-        # No launch metadata and no hooks: with hooks installed this path is not taken.
-        self._fixed = (compiled.function, compiled.packed_metadata, None, None, None)
-        try:
-            self._call = _LowestCall(launch, compiled, self._run, self._fixed, a, b, out, bias)
-        except Exception:  # not a launcher that `_LowestCall` was written for
-            self._call = None
 
     def is_possible(self) -> bool:
         """Is the device that it was compiled on the current one, and no profiler listening to launches?"""
@@ -77,20 +75,38 @@ class KeptLaunch:
         bias: torch.Tensor | None,
         addresses: tuple,
     ) -> None:
-        """Launch on the current stream; ``addresses`` are those of the operands, None for no bias.
+        """Launch for these operands; ``addresses`` are theirs, None for no bias.
 
-        What the tensors say beside their address and device does not count: they may have other shapes.
+        What the tensors say beside their address does not count: they may be other views of the operands.
         """
+        raise NotImplementedError
+
+
+class _RunLaunch(KeptLaunch):
+    """By the launcher that Triton made for the kernel."""
+
+    __slots__ = ("_fixed", "_run")
+
+    def __init__(self, launch: Launch, run: Any, fixed: tuple, device: torch.device) -> None:
+        super().__init__(launch, device)
+        self._run = run
+        self._fixed = fixed
+
+    def __call__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        bias: torch.Tensor | None,
+        addresses: tuple,
+    ) -> None:
+        launch = self._launch
         stream = self._current_stream(self._device_index)
-        if self._call is not None:
-            self._call(stream, self._launch.scratch, a, b, out, addresses)
-        else:
-            launch = self._launch
-            self._run(*launch.grid, stream, *self._fixed, *launch.arguments(a, b, out, bias))
+        self._run(*launch.grid, stream, *self._fixed, *launch.arguments(a, b, out, bias))
 
 
-class _LowestCall:
-    """The call of the compiled function that launches, below the launchers of Triton that are Python.
+class _DirectLaunch(KeptLaunch):
+    """By the compiled function that launches, below the launchers of Triton that are Python.
 
     Each release of Triton has another order of arguments, so none is written down here: one call is
     listened to, and stand-ins for the stream and the operands show where they go.
@@ -101,10 +117,10 @@ class _LowestCall:
         "_before",
         "_descriptors",
         "_function",
-        "_launch",
         "_packed_from",
         "_pass_on",
         "_pointers",
+        "_scratch",
         "_stand_ins",
         "_stream",
     )
@@ -121,9 +137,10 @@ class _LowestCall:
         bias: torch.Tensor | None,
     ) -> None:
         """Raises: any exception, if what is heard is not of a form that is known here."""
+        super().__init__(launch, a.device)
         if run.global_scratch_size or run.profile_scratch_size:
             raise ValueError("it allocates memory at each launch")
-        self._launch = launch
+        self._scratch = launch.scratch
         self._stand_ins = {name: object() for name in _ADDRESSES}
         if bias is None:
             self._stand_ins["bias"] = None
@@ -170,18 +187,18 @@ class _LowestCall:
 
     def __call__(
         self,
-        stream: int,
-        scratch: Any,
         a: torch.Tensor,
         b: torch.Tensor,
         out: torch.Tensor,
+        bias: torch.Tensor | None,
         addresses: tuple,
     ) -> None:
-        if scratch is not None:
-            partials, counters = get_scratch(a.device, *scratch, stream)
-            addresses = (*addresses, partials.data_ptr(), counters.data_ptr())
         arguments = self._arguments.copy()
-        arguments[self._stream] = stream
+        arguments[self._stream] = stream = self._current_stream(self._device_index)
+        if self._scratch is not None:
+            # The tensors must live until the launch is on its stream.
+            partials, counters = get_scratch(self._device, *self._scratch, stream)
+            addresses = (*addresses, partials.data_ptr(), counters.data_ptr())
         for place, index in self._pointers:
             arguments[place] = addresses[index]
         for place, kind, index in self._descriptors:
@@ -192,7 +209,8 @@ class _LowestCall:
         if self._packed_from is None:
             self._function(*arguments)
         else:
-            self._function(*arguments[: self._packed_from], tuple(arguments[self._packed_from :]))
+            packed_from = self._packed_from
+            self._function(*arguments[:packed_from], tuple(arguments[packed_from:]))
 
     def _kernel_arguments(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple:
         """The arguments of the kernel, with stand-ins for pointers."""

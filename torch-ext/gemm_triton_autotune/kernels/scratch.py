@@ -45,8 +45,16 @@ def get_scratch(
     capture they belong to that capture and that stream. All of these were zeroed beforehand: clearing
     them in a graph would cost a node at each replay. Where there are none, the launch clears its own.
     """
+    if stream is not None and not torch.cuda.is_current_stream_capturing():
+        # The usual case, by the shortest way: this is done at each launch.
+        both = _both.get((device.index, stream))
+        if both is not None and partials <= _KEPT_PARTIALS and counters <= len(both[1]):
+            return both
     owner = _owner(device, stream) if device.type == "cuda" else None
-    return _get_partials(device, owner, partials), _get_counters(device, owner, counters)
+    both = _get_partials(device, owner, partials), _get_counters(device, owner, counters)
+    if both[0] is _kept.get(owner) and both[1] is _owned.get(owner):
+        _both[owner[:2]] = both
+    return both
 
 
 def _get_counters(device: torch.device, owner: _Owner | None, count: int) -> torch.Tensor:
@@ -147,6 +155,8 @@ def _zeroed_counters(device: torch.device) -> torch.Tensor:
 _reserves: dict[int, _Reserve] = {}
 _owned: dict[_Owner, torch.Tensor] = {}
 _kept: dict[_Owner, torch.Tensor] = {}
+# Those of the two that belong to a device and a stream, outside of captures.
+_both: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 _lock = threading.Lock()
 
 
