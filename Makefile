@@ -11,7 +11,7 @@ demo: build
 	$(LOCAL) $(PY) -u tools/demo.py
 
 test: build
-	$(LOCAL) $(PY) -m pytest
+	$(LOCAL) $(PY) -m pytest -n 2
 
 quality: build
 	$(PY) -m ruff check .

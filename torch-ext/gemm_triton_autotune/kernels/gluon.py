@@ -37,7 +37,7 @@ NAME = "gluon"
 PARAMETERS = {
     # the whole tile, one of _TILES
     "BLOCK_SIZE_M": Parameter(IntRange(64, 256)),
-    "BLOCK_SIZE_N": Parameter(IntRange(96, 320)),
+    "BLOCK_SIZE_N": Parameter(IntRange(96, 352)),
     # 64 elements are the 128 bytes of a swizzled row of shared memory
     "BLOCK_SIZE_K": Parameter(IntRange(64, 64)),
     "GROUP_SIZE_M": Parameter(IntRange(1, 1 << 20)),
@@ -50,32 +50,36 @@ _NUM_WARPS = 4
 
 
 class _Tile(NamedTuple):
-    """How a tile is shared out: its rows among ``consumers``, its columns between one or two wgmma."""
+    """How a tile is shared out: its rows among ``consumers``, its columns among one, two or three wgmma."""
 
     consumers: int
-    part_1: int
-    part_2: int
+    parts: tuple[int, int, int]
     staging: int  # chunks of out that a consumer may have on their way to memory
 
 
 # By (BLOCK_SIZE_M, BLOCK_SIZE_N). Each of them compiles without a spill with Triton 3.6, 3.7, 3.8 and 3.9,
 # for both layouts of b and both places of a. A wgmma has at most 256 columns, and one of 32 takes as long
-# as one of 48: a second part narrower than 64 is there only for sizes that nothing else fits.
+# as one of 48: a part narrower than 64 is there only for sizes that nothing else fits.
 _TILES = {
-    (64, 96): _Tile(1, 64, 32, 1),
-    (64, 128): _Tile(1, 128, 0, 1),
-    (64, 192): _Tile(1, 128, 64, 1),
-    (64, 256): _Tile(1, 256, 0, 1),
-    (64, 288): _Tile(1, 256, 32, 1),
-    (64, 320): _Tile(1, 256, 64, 1),
-    (128, 128): _Tile(2, 128, 0, 2),
-    (128, 144): _Tile(2, 128, 16, 1),
-    (128, 192): _Tile(2, 128, 64, 1),
-    (128, 256): _Tile(2, 256, 0, 2),
-    (128, 320): _Tile(2, 256, 64, 2),
-    (192, 96): _Tile(3, 64, 32, 1),
-    (192, 192): _Tile(3, 128, 64, 1),
-    (256, 128): _Tile(2, 128, 0, 1),
+    (64, 96): _Tile(1, (64, 32, 0), 1),
+    (64, 128): _Tile(1, (128, 0, 0), 1),
+    (64, 160): _Tile(1, (128, 32, 0), 1),
+    (64, 192): _Tile(1, (128, 64, 0), 1),
+    (64, 224): _Tile(1, (128, 64, 32), 1),
+    (64, 256): _Tile(1, (256, 0, 0), 1),
+    (64, 288): _Tile(1, (256, 32, 0), 1),
+    (64, 320): _Tile(1, (256, 64, 0), 1),
+    (64, 352): _Tile(1, (256, 64, 32), 1),
+    (128, 128): _Tile(2, (128, 0, 0), 2),
+    (128, 144): _Tile(2, (128, 16, 0), 1),
+    (128, 192): _Tile(2, (128, 64, 0), 1),
+    (128, 224): _Tile(2, (128, 64, 32), 1),
+    (128, 256): _Tile(2, (256, 0, 0), 2),
+    (128, 320): _Tile(2, (256, 64, 0), 2),
+    (128, 352): _Tile(2, (256, 64, 32), 1),
+    (192, 96): _Tile(3, (64, 32, 0), 1),
+    (192, 192): _Tile(3, (128, 64, 0), 1),
+    (256, 128): _Tile(2, (128, 0, 0), 1),
 }
 
 # Barriers, the arguments of the partitions and what aligns them: under 400 bytes in each version.
@@ -83,8 +87,8 @@ _SHARED_MEMORY_EXTRA = 1024
 
 
 def _box_columns(tile: _Tile) -> int:
-    """Columns of b in one TMA box: one descriptor serves both parts, so it is as wide as the narrower."""
-    return tile.part_2 or tile.part_1
+    """Columns of b in one TMA box: one descriptor serves all parts, so it is as wide as the narrowest."""
+    return min(filter(None, tile.parts))
 
 
 def _chunk_columns(tile: _Tile) -> int:
@@ -167,7 +171,7 @@ def prepare(
         ),
         values=(M, N, K)
         + (block_m, block_n, block_k, config["GROUP_SIZE_M"], config["num_stages"])
-        + (tile.consumers, tile.part_1, tile.part_2, tile.staging)
+        + (tile.consumers, *tile.parts, tile.staging)
         + (bool(config.get("A_IN_REGISTERS", 0)), b_is_nt),
     )
 

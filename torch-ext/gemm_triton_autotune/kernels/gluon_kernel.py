@@ -53,10 +53,12 @@ def gluon_gemm_kernel(
     BLOCK_SIZE_K: gl.constexpr,
     GROUP_SIZE_M: gl.constexpr,
     NUM_STAGES: gl.constexpr,
-    # how the tile is shared out: its columns are PART_1 + PART_2, both powers of two (PART_2 may be 0)
+    # how the tile is shared out: its columns are PART_1 + PART_2 + PART_3, powers of two from wide to
+    # narrow, of which the last two or the last may be 0
     CONSUMERS: gl.constexpr,
     PART_1: gl.constexpr,
     PART_2: gl.constexpr,
+    PART_3: gl.constexpr,
     STAGING: gl.constexpr,
     A_IN_REGISTERS: gl.constexpr,
     B_IS_NT: gl.constexpr,
@@ -70,23 +72,15 @@ def gluon_gemm_kernel(
     """
     dtype: gl.constexpr = a_desc.dtype
     ROWS: gl.constexpr = BLOCK_SIZE_M // CONSUMERS
-    BOX: gl.constexpr = PART_2 if PART_2 > 0 else PART_1
+    BOX: gl.constexpr = b_desc.block_shape[0 if B_IS_NT else 1]
     CHUNK: gl.constexpr = out_desc.block_shape[1]
 
     a_slots = gl.allocate_shared_memory(
         dtype, [NUM_STAGES * CONSUMERS, ROWS, BLOCK_SIZE_K], a_desc.layout
     )
-    b1_boxes = gl.allocate_shared_memory(
-        dtype,
-        [NUM_STAGES * (PART_1 // BOX), b_desc.block_shape[0], b_desc.block_shape[1]],
-        b_desc.layout,
-    )
-    if PART_2 > 0:
-        b2_boxes = gl.allocate_shared_memory(
-            dtype, [NUM_STAGES, b_desc.block_shape[0], b_desc.block_shape[1]], b_desc.layout
-        )
-    else:
-        b2_boxes = b1_boxes
+    b1_boxes = _allocate_boxes(b_desc, NUM_STAGES * (PART_1 // BOX))
+    b2_boxes = _allocate_boxes(b_desc, NUM_STAGES * (PART_2 // BOX)) if PART_2 > 0 else b1_boxes
+    b3_boxes = _allocate_boxes(b_desc, NUM_STAGES * (PART_3 // BOX)) if PART_3 > 0 else b1_boxes
     out_chunks = gl.allocate_shared_memory(
         dtype, [CONSUMERS * STAGING, ROWS, CHUNK], out_desc.layout
     )
@@ -100,34 +94,35 @@ def gluon_gemm_kernel(
 
     b1 = _operands(b1_boxes, NUM_STAGES, PART_1, B_IS_NT)
     b2 = _operands(b2_boxes, NUM_STAGES, PART_2 if PART_2 > 0 else PART_1, B_IS_NT)
+    b3 = _operands(b3_boxes, NUM_STAGES, PART_3 if PART_3 > 0 else PART_1, B_IS_NT)
 
     # The first loads are under way while the partitions still start. A ring longer than K is not filled:
     # what lies behind the last step of the first tile belongs to the next tile.
-    loads = (a_desc, b_desc, a_slots, b1_boxes, b2_boxes, full)
+    loads = (a_desc, b_desc, a_slots, b1_boxes, b2_boxes, b3_boxes, full)
     pid_m, pid_n = _tile_position(gl.program_id(0), M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M)
     for stage in range(gl.minimum(_cdiv(K, BLOCK_SIZE_K), NUM_STAGES)):
-        _load_step(loads, pid_m, pid_n, stage, stage, PART_1, PART_2, B_IS_NT)
+        _load_step(loads, pid_m, pid_n, stage, stage, PART_1, PART_2, PART_3, B_IS_NT)
 
     # Tuples of constexprs have to be written out: in a variable they would be run-time values.
-    buffers = (out_desc, a_slots, b1, b2, out_chunks, full, empty)
+    buffers = (out_desc, a_slots, b1, b2, b3, out_chunks, full, empty)
     # The numbers are warps and registers of the workers; the first partition gets what is left.
     if CONSUMERS == 1:
         gl.warp_specialize([
-            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 0)),
-            (_loader, (loads, empty, M, N, K, PART_1, PART_2, GROUP_SIZE_M, B_IS_NT)),
+            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 0)),
+            (_loader, (loads, empty, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, B_IS_NT)),
         ], [1], [24])  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize([
-            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 0)),
-            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 1)),
-            (_loader, (loads, empty, M, N, K, PART_1, PART_2, GROUP_SIZE_M, B_IS_NT)),
+            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 0)),
+            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 1)),
+            (_loader, (loads, empty, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, B_IS_NT)),
         ], [4, 1], [240, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 0)),
-            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 1)),
-            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 2)),
-            (_loader, (loads, empty, M, N, K, PART_1, PART_2, GROUP_SIZE_M, B_IS_NT)),
+            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 0)),
+            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 1)),
+            (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 2)),
+            (_loader, (loads, empty, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, B_IS_NT)),
         ], [4, 4, 1], [160, 160, 24])  # fmt: skip
 
 
@@ -140,6 +135,7 @@ def _loader(
     K,
     PART_1: gl.constexpr,
     PART_2: gl.constexpr,
+    PART_3: gl.constexpr,
     GROUP_SIZE_M: gl.constexpr,
     B_IS_NT: gl.constexpr,
 ):
@@ -147,7 +143,7 @@ def _loader(
     a_slots = loads[2]
     NUM_STAGES: gl.constexpr = empty.shape[0]
     BLOCK_SIZE_M: gl.constexpr = a_slots.shape[0] // NUM_STAGES * a_slots.shape[1]
-    BLOCK_SIZE_N: gl.constexpr = PART_1 + PART_2
+    BLOCK_SIZE_N: gl.constexpr = PART_1 + PART_2 + PART_3
     BLOCK_SIZE_K: gl.constexpr = a_slots.shape[2]
     steps = _cdiv(K, BLOCK_SIZE_K)
     tiles = _cdiv(M, BLOCK_SIZE_M) * _cdiv(N, BLOCK_SIZE_N)
@@ -159,23 +155,25 @@ def _loader(
         pid_m, pid_n = _tile_position(tile, M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M)
         for step in range(gl.where(tile == gl.program_id(0), loaded, 0), steps):
             mbarrier.wait(empty.index(stage), phase)
-            _load_step(loads, pid_m, pid_n, step, stage, PART_1, PART_2, B_IS_NT)
+            _load_step(loads, pid_m, pid_n, step, stage, PART_1, PART_2, PART_3, B_IS_NT)
             stage, phase = _next_stage(stage, phase, NUM_STAGES)
 
 
 @gluon.jit
 def _load_step(
-    loads, pid_m, pid_n, step, stage, PART_1: gl.constexpr, PART_2: gl.constexpr, B_IS_NT: gl.constexpr
+    loads, pid_m, pid_n, step, stage, PART_1: gl.constexpr, PART_2: gl.constexpr, PART_3: gl.constexpr, B_IS_NT: gl.constexpr
 ):  # fmt: skip
     """Load one k step of tile (pid_m, pid_n) into a stage that is free."""
-    a_desc, b_desc, a_slots, b1_boxes, b2_boxes, full = loads
+    a_desc, b_desc, a_slots, b1_boxes, b2_boxes, b3_boxes, full = loads
     CONSUMERS: gl.constexpr = a_slots.shape[0] // full.shape[0]
     ROWS: gl.constexpr = a_slots.shape[1]
     BLOCK_SIZE_M: gl.constexpr = CONSUMERS * ROWS
-    BLOCK_SIZE_N: gl.constexpr = PART_1 + PART_2
+    BLOCK_SIZE_N: gl.constexpr = PART_1 + PART_2 + PART_3
     BLOCK_SIZE_K: gl.constexpr = a_slots.shape[2]
-    BOX: gl.constexpr = PART_2 if PART_2 > 0 else PART_1
+    BOX: gl.constexpr = b_desc.block_shape[0 if B_IS_NT else 1]
     BOXES_1: gl.constexpr = PART_1 // BOX
+    BOXES_2: gl.constexpr = PART_2 // BOX
+    BOXES_3: gl.constexpr = PART_3 // BOX
     barrier = full.index(stage)
     mbarrier.expect(barrier, (BLOCK_SIZE_M + BLOCK_SIZE_N) * BLOCK_SIZE_K * 2)
     k = step * BLOCK_SIZE_K
@@ -183,7 +181,12 @@ def _load_step(
         a_slot = a_slots.index(stage * CONSUMERS + i)
         _tma_load(a_desc, [pid_m * BLOCK_SIZE_M + i * ROWS, k], barrier, a_slot)
     for i in gl.static_range(BLOCK_SIZE_N // BOX):
-        b_box = b1_boxes.index(stage * BOXES_1 + i) if i < BOXES_1 else b2_boxes.index(stage)
+        if i < BOXES_1:
+            b_box = b1_boxes.index(stage * BOXES_1 + i)
+        elif i < BOXES_1 + BOXES_2:
+            b_box = b2_boxes.index(stage * BOXES_2 + i - BOXES_1)
+        else:
+            b_box = b3_boxes.index(stage * BOXES_3 + i - BOXES_1 - BOXES_2)
         n = pid_n * BLOCK_SIZE_N + i * BOX
         if B_IS_NT:
             _tma_load(b_desc, [n, k], barrier, b_box)
@@ -200,22 +203,25 @@ def _consumer(
     K,
     PART_1: gl.constexpr,
     PART_2: gl.constexpr,
+    PART_3: gl.constexpr,
     GROUP_SIZE_M: gl.constexpr,
     A_IN_REGISTERS: gl.constexpr,
     B_IS_NT: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
     """Multiply and store the rows of every tile that belong to warpgroup CONSUMER."""
-    out_desc, a_slots, b1, b2, out_chunks, full, empty = buffers
+    out_desc, a_slots, b1, b2, b3, out_chunks, full, empty = buffers
     NUM_STAGES: gl.constexpr = full.shape[0]
     CONSUMERS: gl.constexpr = a_slots.shape[0] // NUM_STAGES
     ROWS: gl.constexpr = a_slots.shape[1]
     BLOCK_SIZE_M: gl.constexpr = CONSUMERS * ROWS
-    BLOCK_SIZE_N: gl.constexpr = PART_1 + PART_2
+    BLOCK_SIZE_N: gl.constexpr = PART_1 + PART_2 + PART_3
     CHUNK: gl.constexpr = out_chunks.shape[2]
     layout_1: gl.constexpr = _wgmma_layout(PART_1)
     layout_2: gl.constexpr = _wgmma_layout(PART_2 if PART_2 > 0 else PART_1)
-    IN_FLIGHT: gl.constexpr = 0 if A_IN_REGISTERS else (2 if PART_2 > 0 else 1)
+    layout_3: gl.constexpr = _wgmma_layout(PART_3 if PART_3 > 0 else PART_1)
+    PARTS: gl.constexpr = 3 if PART_3 > 0 else (2 if PART_2 > 0 else 1)
+    IN_FLIGHT: gl.constexpr = 0 if A_IN_REGISTERS else PARTS
 
     steps = _cdiv(K, a_slots.shape[2])
     tiles = _cdiv(M, BLOCK_SIZE_M) * _cdiv(N, BLOCK_SIZE_N)
@@ -228,6 +234,8 @@ def _consumer(
         acc_1 = gl.zeros((ROWS, PART_1), gl.float32, layout_1)
         if PART_2 > 0:
             acc_2 = gl.zeros((ROWS, PART_2), gl.float32, layout_2)
+        if PART_3 > 0:
+            acc_3 = gl.zeros((ROWS, PART_3), gl.float32, layout_3)
         for step in range(steps):
             mbarrier.wait(full.index(stage), phase)
             a = a_slots.index(stage * CONSUMERS + CONSUMER)
@@ -237,19 +245,16 @@ def _consumer(
                 a_1 = a
             acc_1 = warpgroup_mma(a_1, _operand(b1, stage, B_IS_NT), acc_1, is_async=True)
             if PART_2 > 0:
-                if A_IN_REGISTERS:
-                    # The same registers: a fragment of a does not depend on the width of b.
-                    a_2 = gl.convert_layout(
-                        a_1,
-                        gl.DotOperandLayout(operand_index=0, parent=layout_2, k_width=2),
-                        assert_trivial=True,
-                    )
-                else:
-                    a_2 = a
+                a_2 = _like(a_1, layout_2, A_IN_REGISTERS)
                 acc_2 = warpgroup_mma(a_2, _operand(b2, stage, B_IS_NT), acc_2, is_async=True)
+            if PART_3 > 0:
+                a_3 = _like(a_1, layout_3, A_IN_REGISTERS)
+                acc_3 = warpgroup_mma(a_3, _operand(b3, stage, B_IS_NT), acc_3, is_async=True)
             # With a in shared memory this step stays in flight, and the one before it is complete. With a
             # in registers, which the next step overwrites, nothing may stay in flight.
-            if PART_2 > 0:
+            if PARTS == 3:
+                acc_1, acc_2, acc_3 = warpgroup_mma_wait(IN_FLIGHT, (acc_1, acc_2, acc_3))
+            elif PARTS == 2:
                 acc_1, acc_2 = warpgroup_mma_wait(IN_FLIGHT, (acc_1, acc_2))
             else:
                 acc_1 = warpgroup_mma_wait(IN_FLIGHT, (acc_1,))
@@ -260,7 +265,9 @@ def _consumer(
                 mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
             stage, phase = _next_stage(stage, phase, NUM_STAGES)
         if not A_IN_REGISTERS:
-            if PART_2 > 0:
+            if PARTS == 3:
+                acc_1, acc_2, acc_3 = warpgroup_mma_wait(0, (acc_1, acc_2, acc_3))
+            elif PARTS == 2:
                 acc_1, acc_2 = warpgroup_mma_wait(0, (acc_1, acc_2))
             else:
                 acc_1 = warpgroup_mma_wait(0, (acc_1,))
@@ -269,6 +276,8 @@ def _consumer(
         chunks = _chunks(acc_1, CHUNK)
         if PART_2 > 0:
             chunks = chunks + _chunks(acc_2, CHUNK)
+        if PART_3 > 0:
+            chunks = chunks + _chunks(acc_3, CHUNK)
         if tile + gl.num_programs(0) < tiles:
             _store_chunks(
                 chunks,
@@ -355,6 +364,22 @@ def _add_bias(chunk, bias_ptr, column, N):
         bias = gl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)
         chunk += gl.expand_dims(bias.to(gl.float32), 0)
     return chunk
+
+
+@gluon.jit
+def _allocate_boxes(b_desc, COUNT: gl.constexpr):
+    return gl.allocate_shared_memory(
+        b_desc.dtype, [COUNT, b_desc.block_shape[0], b_desc.block_shape[1]], b_desc.layout
+    )
+
+
+@gluon.jit
+def _like(a, parent: gl.constexpr, A_IN_REGISTERS: gl.constexpr):
+    """``a`` for another wgmma: the same registers, since a fragment of a does not depend on the width of b."""
+    if A_IN_REGISTERS:
+        layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=parent, k_width=2)
+        a = gl.convert_layout(a, layout, assert_trivial=True)
+    return a
 
 
 @gluon.jit
