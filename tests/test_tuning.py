@@ -180,6 +180,19 @@ def test_a_wrong_candidate_is_never_chosen(device, tuned_dir, monkeypatch, fault
     assert results[0].skipped == {"wrong result": 1}
 
 
+@pytest.mark.parametrize("M", [1, 2, 255, 256, 257, 1000])
+@pytest.mark.parametrize("at", [(0, 0), (-1, -1), (0, -1)])
+def test_one_wrong_element_in_the_first_or_last_row_is_seen(device, M, at):
+    a, b = (
+        torch.randn(M, K, dtype=DTYPE, device=device),
+        torch.randn(K, N, dtype=DTYPE, device=device),
+    )
+    out = (a.double() @ b.double()).to(DTYPE)
+    assert gemm_kernel.measure.is_exact_in_part(out, a, b)
+    out[at] += 1
+    assert not gemm_kernel.measure.is_exact_in_part(out, a, b)
+
+
 def test_if_nothing_runs_there_is_an_error_and_no_file(device, tuned_dir, monkeypatch):
     def fail(a, b, out, config):
         raise RuntimeError("no")

@@ -39,7 +39,7 @@ class Skip(Exception):
     """
 
     def __init__(self, reason: str, detail: str = "", turn: int | None = None) -> None:
-        super().__init__(reason)
+        super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail
         self.turn = turn
@@ -224,4 +224,4 @@ def compile_config(problem: Problem, M: int, config: Config, backend: str) -> No
         unfit = kernels.config_problem(config) or kernels.operand_problem(config, a, b, out)
         if unfit:
             raise Skip("does not fit", unfit)
-        kernels.compile_kernel(a, b, out, config, backend)
+        kernels.compile_kernel(a, b, out, config, backend=backend)
