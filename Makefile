@@ -5,7 +5,7 @@ REPO_ID := kernels-test/gemm-triton-autotune
 # A staged build is loaded, never the Hub's, and nobody's own tuned files decide what is shown.
 LOCAL := LOCAL_KERNELS=$(REPO_ID)=$(CURDIR) HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
-.PHONY: demo test quality style build bench clean
+.PHONY: demo test quality style build bench matrix versions clean
 
 demo: build
 	$(LOCAL) $(PY) -u tools/demo.py
@@ -28,9 +28,15 @@ build: .venv/made
 bench: build
 	$(LOCAL) .venv/bin/kernels benchmark .
 
+matrix: build
+	$(LOCAL) $(PY) tools/compile_matrix.py --write benchmarks/MATRIX.md
+
+versions: build
+	$(PY) tools/version_matrix.py --write benchmarks/VERSIONS.md
+
 .venv/made: requirements-dev.txt tools/make_environment.py
 	$(PYTHON) tools/make_environment.py
 	touch $@
 
 clean:
-	rm -rf build .venv
+	rm -rf build .venv .versions

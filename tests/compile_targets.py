@@ -2,7 +2,7 @@
 
     python tests/compile_targets.py < requests.json
 
-A target and a configuration a line in, with `layout`, `dtype`, `M` and `has_bias` where they are not the usual
+A target and a configuration a line in, with `dtype` and those of `OPTIONS` where they are not the usual
 ones, a JSON object a line out: what the compiler made of it for a weight of (N, K) = (4096, 4096), or its
 error. Without TRITON_INTERPRET: interpreted functions do not compile.
 """
@@ -104,6 +104,7 @@ def compile_config(
     dtype: torch.dtype | None = None,
     M: int = 512,
     has_bias: bool = False,
+    disassemble: bool = False,
 ) -> dict:
     """What the compiler makes of ``config``. The dtype is bfloat16, where the target computes it."""
     N = K = 4096
@@ -122,13 +123,13 @@ def compile_config(
     compiled = launch.kernel.warmup(*launch.arguments(a, b, out, bias), grid=launch.grid, **options)
     report = {"shared": compiled.metadata.shared}
     if "ptx" in compiled.asm:
-        report.update(_nvidia_report(compiled.asm["ptx"], compiled.asm["cubin"]))
+        report.update(_nvidia_report(compiled.asm["ptx"], compiled.asm["cubin"], disassemble))
     elif "amdgcn" in compiled.asm:
         report.update(_amd_report(compiled.asm["amdgcn"]))
     return report
 
 
-def _nvidia_report(ptx: str, cubin: bytes) -> dict:
+def _nvidia_report(ptx: str, cubin: bytes, disassemble: bool) -> dict:
     report = {
         "wgmma": len(re.findall(r"wgmma\.mma_async", ptx)),
         "mma": len(re.findall(r"\bmma\.sync", ptx)),
@@ -145,7 +146,7 @@ def _nvidia_report(ptx: str, cubin: bytes) -> dict:
     report["registers"] = int(usage["REG"])
     # Bytes of a thread. ptxas keeps nothing but spilled registers there: no kernel here has an array.
     report["spilled"] = int(usage["STACK"]) + int(usage["LOCAL"])
-    if report["wgmma"]:
+    if report["wgmma"] and disassemble:
         # Waits for each: 1 or more where ptxas could not leave several in flight (its message C7515).
         code = _cuobjdump("-sass", cubin)
         waits = len(re.findall(r"WARPGROUP\.DEPBAR", code))
@@ -244,6 +245,9 @@ def compile_all(target: str, requests: list[dict], processes: int = 1) -> list[d
     return reports
 
 
+OPTIONS = ("layout", "M", "has_bias", "disassemble")
+
+
 def answer(lines: Iterable[str]) -> None:
     drivers = {name: TargetDriver(triton_target(name), i) for i, name in enumerate(TARGETS)}
     for line in lines:
@@ -251,7 +255,7 @@ def answer(lines: Iterable[str]) -> None:
         target = request["target"]
         triton.runtime.driver.set_active(drivers[target])
         dtype = getattr(torch, request["dtype"]) if "dtype" in request else None
-        options = {name: request[name] for name in ("layout", "M", "has_bias") if name in request}
+        options = {name: request[name] for name in OPTIONS if name in request}
         try:
             report = compile_config(target, request["config"], dtype=dtype, **options)
         except Exception as error:

@@ -295,7 +295,7 @@ def test_configurations_compile_to_what_they_stand_for():
         make_config(96, 128, 64, 8, 4, SWAP=1),
     ]
     requests = [
-        {"config": config, "layout": layout, "M": config["BLOCK_SIZE_M"]}
+        {"config": config, "layout": layout, "M": config["BLOCK_SIZE_M"], "disassemble": True}
         for config in configs
         for layout in ("NT", "NN")
     ]

@@ -493,3 +493,17 @@ def test_the_hub_benchmark_runs_and_verifies(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     workloads = re.findall(r'"verified": (\w+)', output.read_text())
     assert workloads == ["true"] * 4
+
+
+def test_the_workflow_runs_make_targets_on_every_python():
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    used = set(re.findall(r"run: make (\w+)", workflow))
+    (listed,) = re.findall(r"target: \[(.*)\]", workflow)
+    assert used == {"quality", "test"}
+    assert used | set(listed.split(", ")) <= targets
+    assert 'python: ["3.10", "3.11", "3.12", "3.13"]' in workflow
+    # An action by its commit: a tag can be moved.
+    actions = re.findall(r"uses: (\S+)", workflow)
+    assert actions
+    assert [action for action in actions if not re.search(r"@[0-9a-f]{40}$", action)] == []

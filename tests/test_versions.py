@@ -47,6 +47,6 @@ def test_what_a_triton_lacks_gives_way_to_the_next_entry(device, tuned_dir, monk
 
 def test_this_triton_has_what_its_version_promises():
     assert (gemm_kernel.kernels.tma.TensorDescriptor is not None) == (VERSION >= (3, 4))
-    assert (gemm_kernel.kernels.swap.dependent_launch.gdc_wait is not None) == (VERSION >= (3, 4))
+    assert (gemm_kernel.kernels.swap.dependent_launch.gdc_wait is not None) == (VERSION >= (3, 5))
     has_gluon = gemm_kernel.kernels.gluon.IMPORT_PROBLEM is None
     assert has_gluon == ((3, 6) <= VERSION <= (3, 9))

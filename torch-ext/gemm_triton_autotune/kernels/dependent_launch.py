@@ -9,6 +9,7 @@ b before the wait is over writes what the loads after it find
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +28,11 @@ PARAMETERS = {
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # before Triton 3.4
+
+    # Triton 3.4 has them, but in a form that its own compiler cannot call.
+    if "_semantic" not in inspect.signature(gdc_wait).parameters:
+        raise ImportError("gdc_wait takes no _semantic")
+except ImportError:
     gdc_launch_dependents = gdc_wait = None
 
 
@@ -43,7 +48,7 @@ def dependent_launch_problem(
     if properties is None:
         return None
     if gdc_wait is None:
-        return "PDL 1 needs Triton 3.4 or newer"
+        return "PDL 1 needs Triton 3.5 or newer"
     if properties.backend != "cuda" or (properties.capability or (0, 0)) < (9, 0):
         return "PDL 1 needs a CUDA device of compute capability 9.0 or newer"
     return None
