@@ -104,7 +104,7 @@ def test_the_sum_is_rounded_once(device, config):
 
 def test_a_bias_takes_no_register_from_the_accumulator():
     configs = [
-        make_config("gluon", 128, 320, 64, 4, 3),
+        make_config("gluon", 128, 352, 64, 4, 3),
         make_config("tma", 128, 256, 64, 8, 3, PERSISTENT=1, EPILOGUE_SUBTILE=2),
     ]
     if gemm_kernel.kernels.gluon.IMPORT_PROBLEM:
