@@ -2,14 +2,16 @@
 
     python tools/version_matrix.py [--only triton3.9] [--write benchmarks/VERSIONS.md]
 
-`make versions` does that for all. The environments stay in `.versions/`. No GPU is needed or used. Exit status 1 if a test
-or a compile failed. A Python that is not on the PATH is left out, and the table says so.
+`make versions` does that for all. The environments stay in `.versions/`, each with what came out last, so that the table is
+whole when `--only` some run again. No GPU is needed or used. Exit status 1 if a test or a compile failed. A Python
+that is not on the PATH is left out, and the table says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import re
 import shutil
@@ -34,7 +36,6 @@ SELECTED = (
     "kernels_ci or kept_launch or versions or candidates or other_backends "
     "or (awkward and float16 and not bfloat16 and NT) or dirty or padding"
 )
-# Before 3.5 Triton has no linker for AMD in it.
 TARGETS = ("sm_80", "sm_90", "gfx942")
 TARGETS_BEFORE_3_5 = ("sm_80", "sm_90")
 # Odd, so that both layouts are in the sample
@@ -82,11 +83,12 @@ VERSIONS = [
 
 
 class Row(NamedTuple):
-    versions: Versions
-    lacks: str
-    tests: str
-    compiled: str
-    is_good: bool
+    """What came out for a combination."""
+
+    lacks: str = ""
+    tests: str = "not run"
+    compiled: str = "not run"
+    is_good: bool = True
 
 
 def make_environment(versions: Versions) -> Path:
@@ -119,7 +121,7 @@ def check(versions: Versions) -> Row:
     try:
         python = make_environment(versions)
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
-        return Row(versions, "", f"not run: {error}", "not run", True)
+        return Row(tests=f"not run: {error}")
     environment = {
         **os.environ,
         "LOCAL_KERNELS": f"kernels-test/gemm-triton-autotune={ROOT}",
@@ -145,7 +147,6 @@ def check(versions: Versions) -> Row:
     if not is_good:
         print(features.stderr[-2000:], tests.stdout[-4000:], compiled.stdout[-4000:], sep="\n")
     return Row(
-        versions,
         lacks[1] if lacks else "does not load",
         tests.stdout.strip().splitlines()[-1].split(" in ")[0] if tests.stdout else "none ran",
         f"{int(kernels[1]) - int(kernels[2])} of {kernels[1]}" if kernels else "none",
@@ -153,32 +154,41 @@ def check(versions: Versions) -> Row:
     )
 
 
-def table(rows: list[Row]) -> str:
+def last_row(versions: Versions) -> Row:
+    path = versions.environment / "row.json"
+    return Row(*json.loads(path.read_text())) if path.exists() else Row()
+
+
+def keep_row(versions: Versions, row: Row) -> None:
+    if versions.environment.exists():
+        (versions.environment / "row.json").write_text(json.dumps(row))
+
+
+def table(rows: dict[Versions, Row]) -> str:
     lines = [
         (
-            row.versions.triton,
-            row.versions.torch,
-            row.versions.python,
-            row.versions.numpy,
-            row.lacks,
-            re.sub(r", \d+ warnings?", "", row.tests),
-            row.compiled,
+            *(versions.triton, versions.torch, versions.python, versions.numpy, row.lacks),
+            *(re.sub(r", \d+ warnings?", "", row.tests), row.compiled),
         )
-        for row in rows
+        for versions, row in rows.items()
     ]
     headers = ("Triton", "torch", "Python", "numpy", "lacks", "tests", "compiled")
     return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
 
 
-def document(rows: list[Row]) -> str:
+def document(rows: dict[Versions, Row]) -> str:
     return f"""# Which versions it was run with
 
 Made by `make versions` on {datetime.date.today()}, without a GPU. Do not edit.
 
-Tests: `pytest -k "{SELECTED}"` of {", ".join(f"`{name}`" for name in TESTS)}, in Triton's interpreter; those for a GPU are
-skipped. Compiled: every {SAMPLE}th of what
-`make matrix` compiles for {", ".join(TARGETS)} (before Triton 3.5: {", ".join(TARGETS_BEFORE_3_5)}), down to machine code. What a Triton lacks gives way to other entries of a file,
-and in the end to `tiled`. Where torch has several Tritons, only one was made for it: the others stand beside it for this run alone.
+Tests, in Triton's interpreter (those for a GPU are skipped):
+
+    pytest {" ".join(TESTS)}
+        -k "{SELECTED}"
+
+Compiled, down to machine code: every {SAMPLE}th of what `make matrix` compiles for {", ".join(TARGETS)} (before Triton 3.5, which has
+no linker for AMD, for {", ".join(TARGETS_BEFORE_3_5)}). What a Triton lacks gives way to other entries of a file, and in the end to
+`tiled`. A torch is made for one Triton; the others stand beside it for this run alone.
 
 {table(rows)}
 """
@@ -189,14 +199,15 @@ def main() -> int:
     parser.add_argument("--only", default="", help="part of an environment's name, say triton3.9")
     parser.add_argument("--write", type=Path, help="write the table into this file, too")
     arguments = parser.parse_args()
-    rows = []
-    for versions in VERSIONS:
-        if arguments.only in versions.environment.name:
-            rows.append(check(versions))
-            print(table(rows[-1:]), flush=True)
+    run = [versions for versions in VERSIONS if arguments.only in versions.environment.name]
+    for versions in run:
+        row = check(versions)
+        keep_row(versions, row)
+        print(table({versions: row}), flush=True)
+    rows = {versions: last_row(versions) for versions in VERSIONS}
     if arguments.write:
         arguments.write.write_text(document(rows))
-    return 0 if all(row.is_good for row in rows) else 1
+    return 0 if all(rows[versions].is_good for versions in run) else 1
 
 
 if __name__ == "__main__":
