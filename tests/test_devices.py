@@ -177,7 +177,7 @@ class TestTwoGpus:
         assert result.returncode == 0, result.stderr
         name = tuning.device_name(torch.device("cuda", 1))
         assert name in result.stdout
-        assert [path.name for path in tmp_path.iterdir()] == [
+        assert [path.name for path in tmp_path.glob("*.json")] == [
             f"N=64,K=64,device_name={name},layout=NT.json"
         ]
 
