@@ -7,6 +7,7 @@ from typing import Callable
 
 import torch
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from . import calls
 from ._ops import add_op_namespace_prefix, ops
@@ -148,10 +149,12 @@ if not hasattr(ops, "gemm"):
             _fragment.impl(_name, _cast, f"Autocast{_device_type.upper()}")
 
 
-# Called by their overload, which torch would have to find at each call.
-_forward = ops.gemm_forward.default
-_linear_forward = ops.linear_forward.default
-_out = ops.gemm_out.default
+# Called by their overload, which torch would have to find at each call, and that by what it calls in C++: a
+# frame of Python less. What torch.compile traces is the overload itself, which it knows.
+_forward, _linear_forward, _out = (
+    getattr(op.default, "_op", op.default)
+    for op in (ops.gemm_forward, ops.linear_forward, ops.gemm_out)
+)
 
 
 def gemm(
@@ -176,14 +179,16 @@ def gemm(
         if bias is not None:
             check_shapes(a, b, out, bias)
             return linear(a, b.t(), bias)
-        return ops.gemm(a, b) if needs_gradient else _forward(a, b)
+        if needs_gradient:
+            return ops.gemm(a, b)
+        return ops.gemm_forward(a, b) if is_compiling() else _forward(a, b)
     others_need_gradient = out.requires_grad or (bias is not None and bias.requires_grad)
     if needs_gradient or (others_need_gradient and torch.is_grad_enabled()):
         raise RuntimeError(
             "gemm expects tensors that need no gradient where out is given, as torch does; drop out, "
             "or call it under torch.no_grad()"
         )
-    _out(a, b, out) if bias is None else _out(a, b, out, bias)
+    (ops.gemm_out if is_compiling() else _out)(a, b, out, bias)
     return out
 
 
@@ -200,6 +205,6 @@ def linear(
     )
     if forward_ad._current_level >= 0:
         _refuse_tangents(input, weight, bias)
-    return (
-        ops.linear(input, weight, bias) if needs_gradient else _linear_forward(input, weight, bias)
-    )
+    if needs_gradient:
+        return ops.linear(input, weight, bias)
+    return (ops.linear_forward if is_compiling() else _linear_forward)(input, weight, bias)
