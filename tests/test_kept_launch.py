@@ -339,11 +339,11 @@ def test_scratch_memory_is_each_launch_its_own(driver, monkeypatch):
 
     def get_scratch(device, partials, counters, stream):
         asked.append((device.index, partials, counters, stream))
-        return SomeTensor(900 + len(asked)), SomeTensor(5000 + len(asked))
+        return SimpleNamespace(addresses=(900 + len(asked), 5000 + len(asked)))
 
     monkeypatch.setattr(kept_launch, "get_scratch", get_scratch)
     run = SpreadLauncher()
-    scratch = launching.Scratch(256, 8)
+    scratch = launching.ScratchSize(256, 8)
     kept = keep(run, ("a", "b", "out", "partials", "counters"), scratch)
     for count in (1, 2):
         kept(*on_device_3(1), None, (16, 32, 48, None))

@@ -133,12 +133,28 @@ def test_counters_of_a_capture_are_cleared_by_the_launch_on_rocm(rocm, monkeypat
     active = SimpleNamespace(get_current_stream=lambda index: 70)
     monkeypatch.setattr(scratch.triton.runtime, "driver", SimpleNamespace(active=active))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    made = []
     for name in ("zeros", "empty"):
-        monkeypatch.setattr(torch, name, lambda count, dtype, device: ("new", count, device))
-    assert scratch.get_scratch(rocm, 3, 5) == (("new", 3, rocm), ("new", 5, rocm))
+        new = getattr(torch, name)
+        monkeypatch.setattr(
+            torch,
+            name,
+            lambda count, dtype, device, new=new: made.append((count, device)) or new(count),
+        )
+    for launches in (1, 2):
+        assert scratch.get_scratch(rocm, 3, 5).counter_count == 5
+        assert made == [(3, rocm), (5, rocm)] * launches
 
 
 def test_counters_on_xpu_are_new_at_each_launch(xpu, monkeypatch):
+    made = []
     for name in ("zeros", "empty"):
-        monkeypatch.setattr(torch, name, lambda count, dtype, device: ("new", count, device))
-    assert scratch.get_scratch(xpu, 3, 5) == (("new", 3, xpu), ("new", 5, xpu))
+        new = getattr(torch, name)
+        monkeypatch.setattr(
+            torch,
+            name,
+            lambda count, dtype, device, new=new: made.append((count, device)) or new(count),
+        )
+    for launches in (1, 2):
+        assert scratch.get_scratch(xpu, 3, 5).counter_count == 5
+        assert made == [(3, xpu), (5, xpu)] * launches

@@ -38,6 +38,7 @@ def counters_of(monkeypatch):
     monkeypatch.setattr(scratch, "_zeroed_counters", lambda device: reserve)
     monkeypatch.setattr(scratch, "_reserves", {})
     monkeypatch.setattr(scratch, "_owned", {})
+    monkeypatch.setattr(scratch, "_scratches", {})
     monkeypatch.setattr(torch, "zeros", lambda *size, **options: fallback)
 
     def get(count, stream=7, capture=0):
@@ -63,6 +64,41 @@ def test_owners_have_counters_apart(counters_of):
         assert given.storage_offset() + given.numel() <= following
     again = [counters_of(33, *owner).storage_offset() for owner in owners]
     assert again == starts
+
+
+@pytest.fixture
+def partials_of(monkeypatch):
+    """Partial sums as a CUDA device gives them, for a stream and a capture of the test's choice."""
+    device = torch.device("cuda", 0)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda count, **options: empty(count))
+    monkeypatch.setattr(scratch, "_KEPT_PARTIALS", 64)
+    monkeypatch.setattr(scratch, "_kept", {})
+
+    def get(count, stream=7, capture=0):
+        return scratch._get_partials(device, (0, stream, capture), count)
+
+    return get
+
+
+def test_small_partials_are_kept_for_their_stream(partials_of):
+    first = partials_of(10)
+    assert partials_of(64) is first
+    assert partials_of(10, stream=8) is not first
+    assert partials_of(10, stream=8) is partials_of(64, stream=8)
+    # what is larger, or belongs to a graph, is made for each launch
+    assert partials_of(65).numel() == 65
+    assert partials_of(65) is not partials_of(65)
+    assert partials_of(10, capture=1) is not partials_of(10, capture=1)
+    assert partials_of(10) is first
+
+
+def test_the_number_of_kept_partials_has_an_end(partials_of):
+    streams = range(2 * scratch._MAX_KEPT)
+    first = [partials_of(10, stream) for stream in streams]
+    again = [partials_of(10, stream) for stream in streams]
+    kept = [one is other for one, other in zip(first, again)]
+    assert kept == [stream < scratch._MAX_KEPT for stream in streams]
 
 
 def test_a_larger_launch_takes_more(counters_of):
@@ -204,6 +240,7 @@ def test_it_goes_on_without_a_reserve(device, monkeypatch):
     _needs_cuda(device)
     works = [Work(SWAP, 192, device) for _ in range(3)]
     monkeypatch.setattr(scratch, "_owned", {})
+    monkeypatch.setattr(scratch, "_scratches", {})
     monkeypatch.setattr(scratch._reserves[device.index], "_used", scratch._RESERVED_COUNTERS)
     graphs = [_capture(work, launches=10) for work in works[:-1]]
     assert _replay_at_once(works, graphs, times=100) == [0] * 3
@@ -282,6 +319,7 @@ def test_torch_compile_with_cuda_graphs(device, tuned_dir, monkeypatch):
     _needs_cuda(device)
     monkeypatch.setattr(scratch, "_reserves", {})
     monkeypatch.setattr(scratch, "_owned", {})
+    monkeypatch.setattr(scratch, "_scratches", {})
     name = gemm_kernel.tuning.config_file_name(192, 8192, device, "NN")
     (tuned_dir / name).write_text(json.dumps({"16": SWAP}))
     a = torch.randn(16, 8192, dtype=torch.float16, device=device)

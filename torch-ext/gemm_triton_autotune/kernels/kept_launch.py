@@ -196,9 +196,8 @@ class _DirectLaunch(KeptLaunch):
         arguments = self._arguments.copy()
         arguments[self._stream] = stream = self._current_stream(self._device_index)
         if self._scratch is not None:
-            # The tensors must live until the launch is on its stream.
-            partials, counters = get_scratch(self._device, *self._scratch, stream)
-            addresses = (*addresses, partials.data_ptr(), counters.data_ptr())
+            scratch = get_scratch(self._device, *self._scratch, stream)
+            addresses = addresses + scratch.addresses
         for place, index in self._pointers:
             arguments[place] = addresses[index]
         for place, kind, index in self._descriptors:

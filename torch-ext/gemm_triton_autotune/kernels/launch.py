@@ -23,8 +23,8 @@ class Described(NamedTuple):
     describe: Callable[[torch.Tensor], Any]
 
 
-class Scratch(NamedTuple):
-    """Memory that a launch needs beside its operands: float32 partial sums, and counters that are zero."""
+class ScratchSize(NamedTuple):
+    """What a launch needs beside its operands: float32 partial sums, and counters that are zero."""
 
     partials: int
     counters: int
@@ -42,7 +42,7 @@ class Launch(NamedTuple):
     # A name is a pointer: to a, b, out or bias, or to the partials or counters of the scratch memory.
     operands: tuple[str | Described | None, ...]
     values: tuple
-    scratch: Scratch | None = None
+    scratch: ScratchSize | None = None
     # Launch options of Triton that the family decides, beside those of the configuration.
     options: dict[str, Any] = {}
 
@@ -56,7 +56,8 @@ class Launch(NamedTuple):
         """All arguments of the kernel, in order; a bias that is None is a compile-time value."""
         tensors = {"a": a, "b": b, "out": out, "bias": bias, None: None}
         if self.scratch is not None:
-            tensors["partials"], tensors["counters"] = get_scratch(a.device, *self.scratch)
+            scratch = get_scratch(a.device, *self.scratch)
+            tensors.update(partials=scratch.partials, counters=scratch.counters)
         operands = (
             operand.describe(tensors[operand.tensor])
             if isinstance(operand, Described)

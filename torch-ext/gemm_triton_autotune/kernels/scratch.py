@@ -11,7 +11,7 @@ import ctypes
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
 import triton
@@ -32,9 +32,18 @@ _MAX_KEPT = 16
 _Owner = tuple[int, int, int]
 
 
+class Scratch(NamedTuple):
+    """The memory of a launch. It must live until the launch is on its stream."""
+
+    partials: torch.Tensor
+    counters: torch.Tensor
+    addresses: tuple[int, int]
+    counter_count: int
+
+
 def get_scratch(
     device: torch.device, partials: int, counters: int, stream: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Scratch:
     """Float32 elements, and counters that are zero when the launch that is about to follow starts.
 
     As many as are asked for or more of each, for a launch on ``stream``, by default the current one.
@@ -47,14 +56,15 @@ def get_scratch(
     """
     if stream is not None and not torch.cuda.is_current_stream_capturing():
         # The usual case, by the shortest way: this is done at each launch.
-        both = _both.get((device.index, stream))
-        if both is not None and partials <= _KEPT_PARTIALS and counters <= len(both[1]):
-            return both
+        scratch = _scratches.get((device.index, stream))
+        if scratch is not None and counters <= scratch.counter_count and partials <= _KEPT_PARTIALS:
+            return scratch
     owner = _owner(device, stream) if device.type == "cuda" else None
     both = _get_partials(device, owner, partials), _get_counters(device, owner, counters)
-    if both[0] is _kept.get(owner) and both[1] is _owned.get(owner):
-        _both[owner[:2]] = both
-    return both
+    scratch = Scratch(*both, tuple(tensor.data_ptr() for tensor in both), len(both[1]))
+    if scratch.partials is _kept.get(owner) and scratch.counters is _owned.get(owner):
+        _scratches[owner[:2]] = scratch
+    return scratch
 
 
 def _get_counters(device: torch.device, owner: _Owner | None, count: int) -> torch.Tensor:
@@ -155,8 +165,8 @@ def _zeroed_counters(device: torch.device) -> torch.Tensor:
 _reserves: dict[int, _Reserve] = {}
 _owned: dict[_Owner, torch.Tensor] = {}
 _kept: dict[_Owner, torch.Tensor] = {}
-# Those of the two that belong to a device and a stream, outside of captures.
-_both: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+# Both, where a device and a stream have both outside of captures.
+_scratches: dict[tuple[int, int], Scratch] = {}
 _lock = threading.Lock()
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..config import IntRange, Parameter
-from .launch import Scratch
+from .launch import ScratchSize
 from .scratch import MAX_COUNTERS
 
 PARAMETER = Parameter(IntRange(1, 16), default=1)
@@ -95,9 +95,9 @@ def operand_problem(SPLIT_K: int, tiles: int, tile_size: int) -> str | None:
     return None
 
 
-def scratch(SPLIT_K: int, tiles: int, tile_size: int) -> Scratch | None:
+def scratch(SPLIT_K: int, tiles: int, tile_size: int) -> ScratchSize | None:
     """What a launch of ``tiles`` tiles with ``tile_size`` elements each shares its sums through."""
-    return None if SPLIT_K == 1 else Scratch(tiles * tile_size * SPLIT_K, tiles)
+    return None if SPLIT_K == 1 else ScratchSize(tiles * tile_size * SPLIT_K, tiles)
 
 
 def operands(SPLIT_K: int) -> tuple[str | None, str | None]:
