@@ -4,6 +4,7 @@ import kernels
 import pytest
 import torch
 
+from .configs import make_config
 from .exact import assert_product
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
@@ -16,16 +17,8 @@ DTYPES = [torch.float16, torch.bfloat16]
 
 
 def config_of(block_m, block_n, block_k, num_warps, num_stages, split_k=1):
-    return {
-        "kernel": "swap",
-        "BLOCK_SIZE_M": block_m,
-        "BLOCK_SIZE_N": block_n,
-        "BLOCK_SIZE_K": block_k,
-        "GROUP_SIZE_M": 1,
-        "num_warps": num_warps,
-        "num_stages": num_stages,
-        "SPLIT_K": split_k,
-    }
+    tile = block_m, block_n, block_k, num_warps, num_stages
+    return make_config("swap", *tile, SPLIT_K=split_k)
 
 
 # What the tuner tries: BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages.

@@ -128,33 +128,34 @@ def test_a_launch_there_is_not_kept(backend, request, monkeypatch):
     assert gemm_kernel.kernels.repeatable_launch(a, a, a, config) is None
 
 
-def test_counters_of_a_capture_are_cleared_by_the_launch_on_rocm(rocm, monkeypatch):
+@pytest.fixture
+def made(monkeypatch):
+    """What `torch.zeros` and `torch.empty` are asked for: how many, and on which device."""
+    asked = []
+
+    def recorder(new):
+        def record(count, dtype, device):
+            asked.append((count, device))
+            return new(count)
+
+        return record
+
+    for name in ("zeros", "empty"):
+        monkeypatch.setattr(torch, name, recorder(getattr(torch, name)))
+    return asked
+
+
+def test_counters_of_a_capture_are_cleared_by_the_launch_on_rocm(rocm, made, monkeypatch):
     # The number of a capture is known to CUDA's driver alone.
     active = SimpleNamespace(get_current_stream=lambda index: 70)
     monkeypatch.setattr(scratch.triton.runtime, "driver", SimpleNamespace(active=active))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    made = []
-    for name in ("zeros", "empty"):
-        new = getattr(torch, name)
-        monkeypatch.setattr(
-            torch,
-            name,
-            lambda count, dtype, device, new=new: made.append((count, device)) or new(count),
-        )
     for launches in (1, 2):
         assert scratch.get_scratch(rocm, 3, 5).counter_count == 5
         assert made == [(3, rocm), (5, rocm)] * launches
 
 
-def test_counters_on_xpu_are_new_at_each_launch(xpu, monkeypatch):
-    made = []
-    for name in ("zeros", "empty"):
-        new = getattr(torch, name)
-        monkeypatch.setattr(
-            torch,
-            name,
-            lambda count, dtype, device, new=new: made.append((count, device)) or new(count),
-        )
+def test_counters_on_xpu_are_new_at_each_launch(xpu, made):
     for launches in (1, 2):
         assert scratch.get_scratch(xpu, 3, 5).counter_count == 5
         assert made == [(3, xpu), (5, xpu)] * launches
