@@ -110,9 +110,8 @@ def _load_kernel(parser: _Parser):
         return kernels.get_kernel(REPO_ID, version=VERSION)
     # Offline, untrusted, no variant for this machine, a broken build: each has its own exception.
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         parser.error(
-            f"cannot load {REPO_ID} ({reason}); run `make build` and set LOCAL_KERNELS={REPO_ID}=build"
+            f"cannot load {REPO_ID} ({report.first_line(error)}); run `make build` and set LOCAL_KERNELS={REPO_ID}=build"
         )
 
 
@@ -232,7 +231,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError, RuntimeError) as error:
-        parser.error((str(error).strip() or type(error).__name__).splitlines()[0])
+        parser.error(report.first_line(error))
 
 
 def _mode(arguments: argparse.Namespace) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from .progress import Progress
 from .ranks import Ranks
+from .report import first_line
 
 
 class Job(NamedTuple):
@@ -155,7 +156,7 @@ def work(
                     spaces=spaces if mode == "recheck" else None,
                 )
             except RuntimeError as error:
-                failures = dict.fromkeys(job.Ms, (str(error).strip() or "failed").splitlines()[0])
+                failures = dict.fromkeys(job.Ms, first_line(error))
             send({"job": index, "failures": {str(M): reason for M, reason in failures.items()}})
 
 

@@ -29,7 +29,6 @@ NAME = re.compile(
     r"N=(?P<N>[1-9]\d*),K=(?P<K>[1-9]\d*),device_name=(?P<device>[0-9A-Za-z._+()-]+?)"
     r"(?:,layout=NT)?\.json"
 )
-_M_KEY = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 # A grid that reaches from few rows to many, without a gap that most of a bucket would fall into.
 _SMALLEST_M, _LARGEST_M, _LARGEST_STEP = 16, 1024, 16
@@ -71,7 +70,7 @@ def _check(kernel: Any, path: Path, contents: dict[Path, dict]) -> Iterator[str]
     Ms = []
     problems: dict[str, list[str]] = {}
     for key, entry in content.items():
-        if not _M_KEY.fullmatch(key):
+        if not kernel.tuned_file.M_KEY.fullmatch(key):
             if isinstance(entry, dict):
                 problems.setdefault("M must be a positive number in plain digits", []).append(key)
             continue
