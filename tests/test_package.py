@@ -341,39 +341,29 @@ def test_all_is_a_literal_that_the_card_can_read():
     assert ast.literal_eval(value) == [*PUBLIC_API, "layers"]
 
 
-def test_modules_import_one_way():
-    order = [
-        "config",
-        "device",
-        "kernels",
-        "device_tables",
-        "candidates",
-        "measure",
-        "bench",
-        "worker",
-        "search",
-        "tuned_file",
-        "measurements",
-        "tuner",
-        "tuning",
-        "operands",
-        "calls",
-        "op",
-        "layers",
-        "__init__",
-    ]
+def test_modules_import_what_contributing_draws():
+    drawn = {}
+    for line in re.findall(r"^    (.+<-.+)$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE):
+        steps = [step.split(", ") for step in re.split(r"\s*<-\s*", line)]
+        for left, right in zip(steps, steps[1:]):
+            for name in right:
+                drawn.setdefault(name, set()).update(left)
+    real = {}
     for path in PYTHON_FILES:
-        own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        parts = path.relative_to(SOURCE).parts
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.ImportFrom) or not node.level:
-                continue
-            inside = len(path.relative_to(SOURCE).parts) >= node.level + 1
-            if inside:
-                continue  # within kernels/
-            names = [node.module] if node.module else [alias.name for alias in node.names]
-            for name in names:
-                if name != "_ops":
-                    assert order.index(name.split(".")[0]) < order.index(own), (path.name, name)
+            # One dot is the folder of the file: within kernels/ it leads nowhere else.
+            if isinstance(node, ast.ImportFrom) and node.level == len(parts):
+                names = [node.module] if node.module else [alias.name for alias in node.names]
+                own = real.setdefault(parts[0].removesuffix(".py"), set())
+                own.update(name.split(".")[0] for name in names if name != "_ops")
+
+    def reached(name):
+        return set().union(*({left} | reached(left) for left in drawn.get(name, ())))
+
+    for name, imported in real.items():
+        assert drawn.get(name, set()) <= imported, name
+        assert imported <= reached(name), name
 
 
 @pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.name)

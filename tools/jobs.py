@@ -116,7 +116,7 @@ def work(
     """Do the jobs that ``indices`` gives, and ``send`` what comes out, as `Recorder.take` takes it."""
     device = kernel.tuning.resolve_device(None)
     to_record = kernel.measurements.to_record
-    own = kernel.worker.Workers(device) if device.type != "cpu" else contextlib.nullcontext()
+    own = kernel.workers.Workers(device) if device.type != "cpu" else contextlib.nullcontext()
     with own as workers:
         for index in indices:
             job = jobs[index]

@@ -23,6 +23,7 @@ from . import tuned_file as tuned_file
 from . import tuner as tuner
 from . import tuning as tuning
 from . import worker as worker
+from . import workers as workers
 from .op import gemm
 from .tuning import explain, tune_gemm, warmup
 

@@ -26,7 +26,7 @@ from .candidates import candidate_configs
 from .config import Config, default_config
 from .device import DeviceProperties, device_properties
 from .measurements import TOP, Measurement, describe_environment, is_same_environment
-from .worker import Workers
+from .workers import Workers
 
 logger = logging.getLogger("gemm_triton_autotune")
 

@@ -26,7 +26,7 @@ from .device import device_name, device_properties, resolve_device
 from .measurements import Measurement, measurements_dir, read_measurements, save_measurements
 from .tuned_file import REACH, TunedConfigs, read_mergeable, read_tuned_file, save_tuned_configs
 from .tuner import TUNED_MS, Candidates, default_candidates, tune_problem
-from .worker import Workers
+from .workers import Workers
 
 logger = logging.getLogger("gemm_triton_autotune")
 
