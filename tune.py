@@ -115,11 +115,11 @@ def _load_kernel(parser: _Parser):
         )
 
 
-def _measurements_dir(save_dir: Path) -> Path:
+def _measurements_dir(kernel: Any, save_dir: Path) -> Path:
     # The package would ship what stands beside its `configs`.
     if save_dir.resolve() == CONFIGS_DIR:
         return MEASUREMENTS_DIR
-    return (save_dir.parent if save_dir.name == "configs" else save_dir) / "measurements"
+    return kernel.measurements.measurements_dir(save_dir) or save_dir / "measurements"
 
 
 def _weights(kernel: Any, arguments: argparse.Namespace) -> list[shapes.Layer]:
@@ -145,7 +145,7 @@ def _weights(kernel: Any, arguments: argparse.Namespace) -> list[shapes.Layer]:
 
 
 def _measured_weights(kernel: Any, save_dir: Path) -> list[shapes.Layer]:
-    folder = _measurements_dir(save_dir)
+    folder = _measurements_dir(kernel, save_dir)
     layers = []
     for path in sorted(folder.glob("N=*.json")):
         name = lint.NAME.fullmatch(path.name)
@@ -250,7 +250,7 @@ def _tune(kernel: Any, ranks: Ranks | None, arguments: argparse.Namespace) -> in
     targets = [
         kernel.tuning.tuning_target(
             N, K, Ms, DTYPES.get(arguments.dtype), arguments.save_dir, layout,
-            measurements=_measurements_dir(arguments.save_dir),
+            measurements=_measurements_dir(kernel, arguments.save_dir),
         )
         for N, K, layout in dict.fromkeys((layer.N, layer.K, layer.layout) for layer in layers)
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -108,9 +108,9 @@ def _from_json(kernel: Any, content: dict[str, Any]) -> Job:
 def work(
     kernel: Any,
     jobs: Sequence[Job],
-    indices: Any,
+    indices: Iterable[int],
     mode: str,
-    send: Any,
+    send: Callable[[dict[str, Any]], None],
     progress: Progress | None = None,
 ) -> None:
     """Do the jobs that ``indices`` gives, and ``send`` what comes out, as `Recorder.take` takes it."""

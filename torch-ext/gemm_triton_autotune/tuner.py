@@ -218,10 +218,8 @@ class Tuner:
             for M in Ms:
                 try:
                     self._tune(M, own[M])
-                except (
-                    RuntimeError,
-                    MemoryError,
-                ) as error:  # torch's out-of-memory is a RuntimeError
+                # torch's own OutOfMemoryError is a RuntimeError.
+                except (RuntimeError, MemoryError) as error:
                     failures[M] = (str(error).strip() or type(error).__name__).splitlines()[0]
                     logger.warning("M=%d was not tuned: %s", M, failures[M])
             self._share()

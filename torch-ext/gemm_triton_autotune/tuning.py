@@ -265,7 +265,10 @@ def _reject(
 
 
 def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: str = "NN") -> str:
-    """Say in words which configuration a (M, K) @ (K, N) on ``device`` gets, from where, and why."""
+    """Say in words which configuration a (M, K) @ (K, N) on ``device`` gets, from where, and why.
+
+    Raises: ValueError for arguments out of range.
+    """
     device = resolve_device(device)
     _check_problem([M], N, K, layout)
     tuned = _load_tuned_configs(N, K, device, layout)
@@ -321,10 +324,11 @@ def warmup(
 
     bias: for calls that have one, which are other kernels than those that have none.
     Runs one product for each, of as many rows as its M and at most 8192. Returns: the configurations, in
-    order of M.
+    order of M. Raises: ValueError for arguments out of range; torch.OutOfMemoryError if they do not fit.
     """
     device = resolve_device(device)
     _check_problem([1], N, K, layout)
+    _check_dtype("warmup", dtype)
     b = measure.make_weight(N, K, dtype, layout, device)
     bias_row = torch.zeros(N, dtype=dtype, device=device) if bias else None
     tuned = _load_tuned_configs(N, K, device, layout) or {}
@@ -458,8 +462,7 @@ def tuning_target(
         )
     if dtype is None:
         dtype = _default_dtype(device)
-    if dtype not in DTYPES:
-        raise ValueError(f"tune_gemm expects dtype float16 or bfloat16, got {dtype}")
+    _check_dtype("tune_gemm", dtype)
     path = _default_save_dir() if save_dir is None else Path(save_dir)
     path = _writable(path) / config_file_name(N, K, device, layout)
     read_mergeable(path)
@@ -493,7 +496,7 @@ def outranked_by(path: Path) -> Path | None:
 
 def _check_problem(Ms: list[int], N: int, K: int, layout: str) -> None:
     if not Ms:
-        raise ValueError("tune_gemm expects at least one M")
+        raise ValueError("tune_gemm expects at least one M, got none")
     for name, value in (("N", N), ("K", K), *(("M", M) for M in Ms)):
         try:
             valid = not isinstance(value, bool) and 0 < operator.index(value) < 1 << 40
@@ -503,6 +506,12 @@ def _check_problem(Ms: list[int], N: int, K: int, layout: str) -> None:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be one of {LAYOUTS}, got {layout!r}")
+
+
+def _check_dtype(caller: str, dtype: torch.dtype) -> None:
+    if dtype not in DTYPES:
+        given = str(dtype).replace("torch.", "", 1)
+        raise ValueError(f"{caller} expects dtype float16 or bfloat16, got dtype {given}")
 
 
 def _default_dtype(device: torch.device) -> torch.dtype:
