@@ -149,7 +149,7 @@ def _measured_weights(kernel: Any, save_dir: Path) -> list[shapes.Layer]:
     layers = []
     for path in sorted(folder.glob("N=*.json")):
         name = lint.NAME.fullmatch(path.name)
-        for layout in kernel.tuning.LAYOUTS if name else ():
+        for layout in kernel.arguments.LAYOUTS if name else ():
             N, K = int(name["N"]), int(name["K"])
             if path.name == kernel.tuning.config_file_name(N, K, None, layout):
                 layers.append(shapes.Layer("", N, K, layout))

@@ -87,7 +87,7 @@ def test_rocm_is_not_taken_for_cuda(rocm):
     assert "device_name=AMD_Instinct_MI300X,layout=NT" in tuning.config_file_name(
         N, K, rocm, layout="NT"
     )
-    assert tuning._default_dtype(rocm) == torch.bfloat16
+    assert gemm_kernel.arguments.default_dtype(rocm) == torch.bfloat16
     assert "AMD_Instinct_MI300X" in gemm_kernel.explain(16, N, K, layout="NT")
 
 
@@ -97,7 +97,7 @@ def test_xpu_asks_nothing_of_cuda(xpu):
     assert tuning.resolve_device(None) == xpu
     name = "Intel(R)_Data_Center_GPU_Max_1550"
     assert f"device_name={name}.json" in tuning.config_file_name(N, K, xpu)
-    assert tuning._default_dtype(xpu) == torch.bfloat16
+    assert gemm_kernel.arguments.default_dtype(xpu) == torch.bfloat16
     assert name in gemm_kernel.explain(16, N, K)
     with gemm_kernel.device.device_guard(xpu):
         pass

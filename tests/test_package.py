@@ -209,7 +209,7 @@ def test_without_interpreter_and_gpu_calls_say_what_to_do():
 import torch
 {LOAD}
 a = torch.ones(2, 2, dtype=torch.float16)
-for call in (lambda: k.gemm(a, a), lambda: k.tune_gemm(16, 16)):
+for call in (lambda: k.gemm(a, a), lambda: k.tune_gemm(16, 16), lambda: k.warmup(16, 16)):
     try:
         call()
     except ValueError as error:

@@ -8,6 +8,7 @@ layers.Linear         nn.Linear through gemm, for kernels.kernelize
 """
 
 # By name, since a second load under the same id finds the submodules imported and sets no attributes.
+from . import arguments as arguments
 from . import bench as bench
 from . import calls as calls
 from . import candidates as candidates

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import operator
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -19,6 +17,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from . import kernels, measure, search
+from .arguments import check_device, check_dtype, check_problem, default_dtype, writable
 from .bench import Problem
 from .candidates import candidate_configs as candidate_configs
 from .config import Config, default_config
@@ -31,9 +30,6 @@ from .workers import Workers
 logger = logging.getLogger("gemm_triton_autotune")
 
 _CONFIGS_DIR = Path(__file__).parent / "configs"
-
-LAYOUTS = ("NN", "NT")
-DTYPES = (torch.float16, torch.bfloat16)
 
 
 def config_file_name(N: int, K: int, device: torch.device | None = None, layout: str = "NN") -> str:
@@ -270,7 +266,7 @@ def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: 
     Raises: ValueError for arguments out of range.
     """
     device = resolve_device(device)
-    _check_problem([M], N, K, layout)
+    check_problem([M], N, K, layout)
     tuned = _load_tuned_configs(N, K, device, layout)
     nearest_m = None if tuned is None else tuned.nearest(M)
     if nearest_m is not None:
@@ -327,8 +323,9 @@ def warmup(
     order of M. Raises: ValueError for arguments out of range; torch.OutOfMemoryError if they do not fit.
     """
     device = resolve_device(device)
-    _check_problem([1], N, K, layout)
-    _check_dtype("warmup", dtype)
+    check_problem((), N, K, layout)
+    check_device("warmup", device)
+    check_dtype("warmup", dtype)
     b = measure.make_weight(N, K, dtype, layout, device)
     bias_row = torch.zeros(N, dtype=dtype, device=device) if bias else None
     tuned = _load_tuned_configs(N, K, device, layout) or {}
@@ -453,20 +450,17 @@ def tuning_target(
     measurements: str | os.PathLike[str] | None = None,
 ) -> TuningTarget:
     """Check the arguments of `tune_gemm` and that its files can be written; raises as it does."""
-    _check_problem(list(Ms), N, K, layout)
+    if not Ms:
+        raise ValueError("tune_gemm expects at least one M, got none")
+    check_problem(Ms, N, K, layout)
     device = resolve_device(device)
-    if device.type == "cpu" and not kernels.INTERPRETED:
-        raise ValueError(
-            "tune_gemm needs a GPU, and torch sees none; set TRITON_INTERPRET=1 before importing the "
-            "kernel to try it on the CPU, where times mean nothing"
-        )
-    if dtype is None:
-        dtype = _default_dtype(device)
-    _check_dtype("tune_gemm", dtype)
+    check_device("tune_gemm", device)
+    dtype = default_dtype(device) if dtype is None else dtype
+    check_dtype("tune_gemm", dtype)
     path = _default_save_dir() if save_dir is None else Path(save_dir)
-    path = _writable(path) / config_file_name(N, K, device, layout)
+    path = writable(path) / config_file_name(N, K, device, layout)
     read_mergeable(path)
-    _writable(Path(os.path.realpath(path)).parent)  # where a link leads
+    writable(Path(os.path.realpath(path)).parent)  # where a link leads
     folder = measurements_dir(path.parent) if measurements is None else Path(measurements)
     problem = Problem(N, K, layout, str(dtype).rpartition(".")[2])
     return TuningTarget(problem, device, path, folder and folder / path.name)
@@ -494,34 +488,6 @@ def outranked_by(path: Path) -> Path | None:
     return None
 
 
-def _check_problem(Ms: list[int], N: int, K: int, layout: str) -> None:
-    if not Ms:
-        raise ValueError("tune_gemm expects at least one M, got none")
-    for name, value in (("N", N), ("K", K), *(("M", M) for M in Ms)):
-        try:
-            valid = not isinstance(value, bool) and 0 < operator.index(value) < 1 << 40
-        except TypeError:
-            valid = False
-        if not valid:
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be one of {LAYOUTS}, got {layout!r}")
-
-
-def _check_dtype(caller: str, dtype: torch.dtype) -> None:
-    if dtype not in DTYPES:
-        given = str(dtype).replace("torch.", "", 1)
-        raise ValueError(f"{caller} expects dtype float16 or bfloat16, got dtype {given}")
-
-
-def _default_dtype(device: torch.device) -> torch.dtype:
-    # sm_75 has float16 tensor cores and no bfloat16.
-    is_cuda = device.type == "cuda" and torch.version.hip is None
-    if is_cuda and torch.cuda.get_device_capability(device) < (8, 0):
-        return torch.float16
-    return torch.bfloat16
-
-
 def _default_save_dir() -> Path:
     directory = user_cache_dir()
     if directory is None:
@@ -529,19 +495,4 @@ def _default_save_dir() -> Path:
             "tune_gemm expects a folder to write to: this user has no home folder; pass save_dir, or set "
             "XDG_CACHE_HOME"
         )
-    return directory
-
-
-def _writable(directory: Path) -> Path:
-    """``directory``, made if it is not there, and proved to take a file before anything is measured."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise type(error)(
-            error.errno,
-            f"cannot write tuned files here ({error.strerror}); pass another save_dir",
-            str(directory),
-        ) from None
     return directory
