@@ -4,8 +4,8 @@ import kernels
 import pytest
 import torch
 
+from .cases import make_config
 from .compile_targets import compile_all
-from .configs import make_config
 from .exact import assert_product
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)

@@ -4,7 +4,7 @@ import kernels
 import pytest
 import torch
 
-from .configs import make_config
+from .cases import make_config
 from .exact import assert_product
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)

@@ -4,7 +4,7 @@ import kernels
 import pytest
 import torch
 
-from . import configs
+from . import cases
 from .compile_targets import compile_all
 from .exact import assert_product
 
@@ -17,7 +17,7 @@ DTYPES = [torch.float16, torch.bfloat16]
 
 
 def make_config(*tile, **keys):
-    return configs.make_config("tma", *tile, **keys)
+    return cases.make_config("tma", *tile, **keys)
 
 
 # Every width and height, with one part and with two, and both epilogues of a persistent program.
