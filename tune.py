@@ -110,17 +110,16 @@ def _load_kernel(parser: _Parser):
         return kernels.get_kernel(REPO_ID, version=VERSION)
     # Offline, untrusted, no variant for this machine, a broken build: each has its own exception.
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         parser.error(
-            f"cannot load {REPO_ID} ({reason}); run `make build` and set LOCAL_KERNELS={REPO_ID}=build"
+            f"cannot load {REPO_ID} ({report.first_line(error)}); run `make build` and set LOCAL_KERNELS={REPO_ID}=build"
         )
 
 
-def _measurements_dir(save_dir: Path) -> Path:
+def _measurements_dir(kernel: Any, save_dir: Path) -> Path:
     # The package would ship what stands beside its `configs`.
     if save_dir.resolve() == CONFIGS_DIR:
         return MEASUREMENTS_DIR
-    return (save_dir.parent if save_dir.name == "configs" else save_dir) / "measurements"
+    return kernel.measurements.measurements_dir(save_dir) or save_dir / "measurements"
 
 
 def _weights(kernel: Any, arguments: argparse.Namespace) -> list[shapes.Layer]:
@@ -146,11 +145,11 @@ def _weights(kernel: Any, arguments: argparse.Namespace) -> list[shapes.Layer]:
 
 
 def _measured_weights(kernel: Any, save_dir: Path) -> list[shapes.Layer]:
-    folder = _measurements_dir(save_dir)
+    folder = _measurements_dir(kernel, save_dir)
     layers = []
     for path in sorted(folder.glob("N=*.json")):
         name = lint.NAME.fullmatch(path.name)
-        for layout in kernel.tuning.LAYOUTS if name else ():
+        for layout in kernel.arguments.LAYOUTS if name else ():
             N, K = int(name["N"]), int(name["K"])
             if path.name == kernel.tuning.config_file_name(N, K, None, layout):
                 layers.append(shapes.Layer("", N, K, layout))
@@ -232,7 +231,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError, RuntimeError) as error:
-        parser.error((str(error).strip() or type(error).__name__).splitlines()[0])
+        parser.error(report.first_line(error))
 
 
 def _mode(arguments: argparse.Namespace) -> str:
@@ -251,7 +250,7 @@ def _tune(kernel: Any, ranks: Ranks | None, arguments: argparse.Namespace) -> in
     targets = [
         kernel.tuning.tuning_target(
             N, K, Ms, DTYPES.get(arguments.dtype), arguments.save_dir, layout,
-            measurements=_measurements_dir(arguments.save_dir),
+            measurements=_measurements_dir(kernel, arguments.save_dir),
         )
         for N, K, layout in dict.fromkeys((layer.N, layer.K, layer.layout) for layer in layers)
     ]  # fmt: skip

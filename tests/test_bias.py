@@ -4,24 +4,12 @@ import kernels
 import pytest
 import torch
 
+from .cases import make_config
 from .compile_targets import compile_all
 from .exact import assert_product
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
 launch_gemm_kernel = gemm_kernel.kernels.launch_gemm_kernel
-
-
-def make_config(kernel, block_m, block_n, block_k, num_warps, num_stages, **keys):
-    return {
-        "kernel": kernel,
-        "BLOCK_SIZE_M": block_m,
-        "BLOCK_SIZE_N": block_n,
-        "BLOCK_SIZE_K": block_k,
-        "GROUP_SIZE_M": 8,
-        "num_warps": num_warps,
-        "num_stages": num_stages,
-        **keys,
-    }
 
 
 # Each epilogue of each family: whole tiles and parts of them, both sides, a split sum, a persistent program.

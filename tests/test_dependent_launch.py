@@ -4,6 +4,7 @@ import kernels
 import pytest
 import torch
 
+from .cases import make_config
 from .exact import assert_product
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
@@ -11,18 +12,8 @@ config_problem = gemm_kernel.kernels.config_problem
 launch_gemm_kernel = gemm_kernel.kernels.launch_gemm_kernel
 
 
-def config_of(kernel, block_m, block_n, block_k, **more):
-    return {
-        "kernel": kernel,
-        "BLOCK_SIZE_M": block_m,
-        "BLOCK_SIZE_N": block_n,
-        "BLOCK_SIZE_K": block_k,
-        "GROUP_SIZE_M": 8,
-        "num_warps": 4,
-        "num_stages": 4,
-        "PDL": 1,
-        **more,
-    }
+def config_of(kernel, block_m, block_n, block_k, num_stages=4, **keys):
+    return make_config(kernel, block_m, block_n, block_k, 4, num_stages, PDL=1, **keys)
 
 
 CONFIGS = [

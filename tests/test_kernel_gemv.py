@@ -4,6 +4,7 @@ import kernels
 import pytest
 import torch
 
+from .cases import launch, make_config, make_operands
 from .exact import assert_product
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
@@ -16,16 +17,7 @@ DTYPES = [torch.float16, torch.bfloat16]
 
 
 def config_of(block_n, block_k, num_warps, num_stages, split_k=1):
-    return {
-        "kernel": "gemv",
-        "BLOCK_SIZE_M": 1,
-        "BLOCK_SIZE_N": block_n,
-        "BLOCK_SIZE_K": block_k,
-        "GROUP_SIZE_M": 1,
-        "num_warps": num_warps,
-        "num_stages": num_stages,
-        "SPLIT_K": split_k,
-    }
+    return make_config("gemv", 1, block_n, block_k, num_warps, num_stages, SPLIT_K=split_k)
 
 
 # What the tuner tries: BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages.
@@ -78,19 +70,6 @@ def _label(value):
     return value if isinstance(value, str) else "-".join(str(entry) for entry in value.values())
 
 
-def _operands(N, K, layout, dtype, device):
-    a = torch.randn(1, K, dtype=dtype, device=device)
-    if layout == "NT":
-        return a, torch.randn(N, K, dtype=dtype, device=device).t()
-    return a, torch.randn(K, N, dtype=dtype, device=device)
-
-
-def _launch(a, b, config):
-    assert operand_problem(config, a, b, a.new_empty(1, b.shape[1])) is None
-    out = torch.full((1, b.shape[1]), torch.nan, dtype=a.dtype, device=a.device)
-    return launch_gemm_kernel(a, b, out, config)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("layout", "config"),
@@ -104,10 +83,10 @@ def _launch(a, b, config):
 )
 @pytest.mark.parametrize(("N", "K"), [(1, 1), (7, 100), (64, 512), (70, 1300)])
 def test_awkward_sizes(device, N, K, layout, config, dtype):
-    a, b = _operands(N, K, layout, dtype, device)
+    a, b = make_operands(1, N, K, layout, dtype, device)
     if operand_problem(config, a, b, a.new_empty(1, N)):
         pytest.skip("an operand with one column or row is of both layouts, and counts as the other")
-    assert_product(_launch(a, b, config), a, b, config)
+    assert_product(launch(a, b, config), a, b, config)
 
 
 @pytest.mark.parametrize(("layout", "config"), CASES[::4], ids=_label)
@@ -117,8 +96,8 @@ def test_some_candidates(device, layout, config):
     # Three tiles and three k blocks or more, the last ones ragged: the interpreter takes a program after the
     # other, and more of them take the same path.
     N, K = 2 * config["BLOCK_SIZE_N"] + 1, 2 * config["BLOCK_SIZE_K"] + 188
-    a, b = _operands(N, K, layout, torch.float16, device)
-    assert_product(_launch(a, b, config), a, b, config)
+    a, b = make_operands(1, N, K, layout, torch.float16, device)
+    assert_product(launch(a, b, config), a, b, config)
 
 
 def test_padding_is_never_multiplied(device):
@@ -127,7 +106,7 @@ def test_padding_is_never_multiplied(device):
     a[:, :900], weight[:30, :900] = torch.randn(1, 900), torch.randn(30, 900)
     a, b = a[:, :900], weight[:30, :900].t()
     for split_k in (1, 3):
-        assert_product(_launch(a, b, config_of(4, 512, 4, 1, split_k)), a, b)
+        assert_product(launch(a, b, config_of(4, 512, 4, 1, split_k)), a, b)
 
 
 def test_strided_rows(device):
@@ -139,9 +118,9 @@ def test_strided_rows(device):
 
 def test_a_dirty_out_is_overwritten(device):
     # triton-lang/triton 2183: split-K that adds to what out happens to hold
-    a, b = _operands(100, 300, "NN", torch.float16, device)
+    a, b = make_operands(1, 100, 300, "NN", torch.float16, device)
     config = config_of(64, 32, 4, 1, 4)
-    first = _launch(a, b, config)
+    first = launch(a, b, config)
     again = launch_gemm_kernel(a, b, torch.full_like(first, 1000.0), config)
     assert torch.equal(first, again)
     assert torch.equal(launch_gemm_kernel(a, b, again, config), first)
@@ -171,7 +150,7 @@ def test_every_candidate_is_valid_on_its_device():
 def test_operands_that_it_would_crawl_on_are_refused():
     along_k, along_n = config_of(1, 1024, 4, 1), config_of(256, 16, 4, 1)
     for layout, fitting, other in (("NT", along_k, along_n), ("NN", along_n, along_k)):
-        a, b = _operands(512, 512, layout, torch.float16, "meta")
+        a, b = make_operands(1, 512, 512, layout, torch.float16, "meta")
         out = a.new_empty(1, 512)
         assert operand_problem(fitting, a, b, out) is None
         assert "long in" in operand_problem(other, a, b, out)
@@ -185,8 +164,8 @@ def test_every_candidate_on_a_gpu(device, layout, config):
         pytest.skip("not for this device")
     # 16-byte rows and a tail in every side, no tail, rows without alignment
     for N, K in ((1000, 5008), (1024, 4096), (203, 777)):
-        a, b = _operands(N, K, layout, torch.bfloat16, device)
-        out = _launch(a, b, config)
+        a, b = make_operands(1, N, K, layout, torch.bfloat16, device)
+        out = launch(a, b, config)
         assert_product(out, a, b, (config, N, K))
         for _ in range(3):
-            assert torch.equal(_launch(a, b, config), out)
+            assert torch.equal(launch(a, b, config), out)

@@ -4,6 +4,7 @@ import kernels
 import pytest
 import torch
 
+from .cases import launch, make_config, make_operands
 from .exact import assert_product
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
@@ -16,16 +17,8 @@ DTYPES = [torch.float16, torch.bfloat16]
 
 
 def config_of(block_m, block_n, block_k, num_warps, num_stages, split_k=1):
-    return {
-        "kernel": "swap",
-        "BLOCK_SIZE_M": block_m,
-        "BLOCK_SIZE_N": block_n,
-        "BLOCK_SIZE_K": block_k,
-        "GROUP_SIZE_M": 1,
-        "num_warps": num_warps,
-        "num_stages": num_stages,
-        "SPLIT_K": split_k,
-    }
+    tile = block_m, block_n, block_k, num_warps, num_stages
+    return make_config("swap", *tile, SPLIT_K=split_k)
 
 
 # What the tuner tries: BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages.
@@ -55,20 +48,6 @@ def _label(config):
     return "-".join(str(value) for value in config.values())
 
 
-def _operands(M, N, K, layout, dtype, device):
-    a = torch.randn(M, K, dtype=dtype, device=device)
-    if layout == "NT":
-        return a, torch.randn(N, K, dtype=dtype, device=device).t()
-    return a, torch.randn(K, N, dtype=dtype, device=device)
-
-
-def _launch(a, b, config):
-    problem = operand_problem(config, a, b, a.new_empty(a.shape[0], b.shape[1]))
-    assert problem is None
-    out = torch.full((a.shape[0], b.shape[1]), torch.nan, dtype=a.dtype, device=a.device)
-    return launch_gemm_kernel(a, b, out, config)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", ["NN", "NT"])
 @pytest.mark.parametrize(
@@ -83,17 +62,17 @@ def _launch(a, b, config):
 )
 @pytest.mark.parametrize("split_k", [1, 5])
 def test_awkward_sizes(device, M, N, K, layout, dtype, split_k):
-    a, b = _operands(M, N, K, layout, dtype, device)
+    a, b = make_operands(M, N, K, layout, dtype, device)
     config = config_of(16, 64, 128, 4, 3, split_k)
-    assert_product(_launch(a, b, config), a, b, config)
+    assert_product(launch(a, b, config), a, b, config)
 
 
 @pytest.mark.parametrize("config", CONFIGS[::7], ids=_label)
 def test_some_candidates(device, config):
     if config_problem(config, gemm_kernel.device.device_properties(device)):
         pytest.skip("not for this device")
-    a, b = _operands(19, 135, 600, "NT", torch.float16, device)
-    assert_product(_launch(a, b, config), a, b, config)
+    a, b = make_operands(19, 135, 600, "NT", torch.float16, device)
+    assert_product(launch(a, b, config), a, b, config)
 
 
 @pytest.mark.parametrize("split_k", [1, 3])
@@ -101,7 +80,7 @@ def test_any_strides(device, split_k):
     config = config_of(32, 64, 64, 4, 3, split_k)
     a = torch.randn(200, 40, dtype=torch.float16, device=device).t()[3::2, 1:]
     b = torch.randn(398, 80, dtype=torch.float16, device=device)[::2, 5:79:2]
-    assert_product(_launch(a, b, config), a, b)
+    assert_product(launch(a, b, config), a, b)
     out = torch.full((74, 19), torch.nan, dtype=torch.float16, device=device)[::2].t()
     assert_product(launch_gemm_kernel(a, b, out, config), a, b)
 
@@ -113,13 +92,13 @@ def test_padding_is_never_multiplied(device):
     a[:9, :150], b[:70, :150] = torch.randn(9, 150), torch.randn(70, 150)
     a, b = a[:9, :150], b[:70, :150].t()
     for split_k in (1, 2, 7):
-        assert_product(_launch(a, b, config_of(16, 64, 64, 4, 3, split_k)), a, b)
+        assert_product(launch(a, b, config_of(16, 64, 64, 4, 3, split_k)), a, b)
 
 
 def test_inf_and_nan_spread_as_in_torch(device):
-    a, b = _operands(4, 70, 130, "NT", torch.float16, device)
+    a, b = make_operands(4, 70, 130, "NT", torch.float16, device)
     a[1, 7], a[2, 100], b[3, 5] = torch.inf, torch.nan, -torch.inf
-    out = _launch(a, b, config_of(16, 64, 64, 4, 3, 3))
+    out = launch(a, b, config_of(16, 64, 64, 4, 3, 3))
     exact = a.float() @ b.float()
     assert torch.equal(out.isnan(), exact.isnan())
     assert torch.equal(out.isinf(), exact.isinf())
@@ -127,9 +106,9 @@ def test_inf_and_nan_spread_as_in_torch(device):
 
 def test_a_dirty_out_is_overwritten(device):
     # triton-lang/triton 2183: split-K that adds to what out happens to hold
-    a, b = _operands(5, 100, 300, "NT", torch.float16, device)
+    a, b = make_operands(5, 100, 300, "NT", torch.float16, device)
     config = config_of(16, 64, 64, 4, 3, 4)
-    first = _launch(a, b, config)
+    first = launch(a, b, config)
     again = launch_gemm_kernel(a, b, torch.full_like(first, 1000.0), config)
     assert torch.equal(first, again)
     assert torch.equal(launch_gemm_kernel(a, b, again, config), first)
@@ -192,11 +171,11 @@ def test_every_candidate_on_a_gpu(device, config):
     for layout in ("NN", "NT"):
         # 16-byte rows and a tail in every side, no tail along K, rows without alignment
         for N, K in ((272, 2000), (256, 2048), (201, 777)):
-            a, b = _operands(M, N, K, layout, torch.bfloat16, device)
-            out = _launch(a, b, config)
+            a, b = make_operands(M, N, K, layout, torch.bfloat16, device)
+            out = launch(a, b, config)
             assert_product(out, a, b, (config, layout, N, K))
             for _ in range(3):
-                assert torch.equal(_launch(a, b, config), out)
+                assert torch.equal(launch(a, b, config), out)
 
 
 @pytest.mark.gpu
@@ -210,5 +189,5 @@ def test_a_new_m_is_no_new_compile(device):
     before = compiled()
     for M in range(1, 65):
         a = torch.randn(M, 256, dtype=torch.float16, device=device)
-        _launch(a, b, config_of(16, 64, 32, 4, 7, 2))
+        launch(a, b, config_of(16, 64, 32, 4, 7, 2))
     assert compiled() == before + 1

@@ -4,6 +4,7 @@ import kernels
 import pytest
 import torch
 
+from . import cases
 from .compile_targets import compile_all
 from .exact import assert_product
 
@@ -15,17 +16,8 @@ H200 = DeviceProperties("cuda", (9, 0), 132, 232448)
 DTYPES = [torch.float16, torch.bfloat16]
 
 
-def make_config(block_m, block_n, block_k, num_warps, num_stages, **keys):
-    return {
-        "kernel": "tma",
-        "BLOCK_SIZE_M": block_m,
-        "BLOCK_SIZE_N": block_n,
-        "BLOCK_SIZE_K": block_k,
-        "GROUP_SIZE_M": 8,
-        "num_warps": num_warps,
-        "num_stages": num_stages,
-        **keys,
-    }
+def make_config(*tile, **keys):
+    return cases.make_config("tma", *tile, **keys)
 
 
 # Every width and height, with one part and with two, and both epilogues of a persistent program.

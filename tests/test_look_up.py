@@ -334,6 +334,10 @@ def test_warmup_launches_each_configuration_once(device, tuned_dir):
     defaults = gemm_kernel.warmup(16, 16, device, layout="NT", dtype=dtype)
     assert defaults[0] == tuning.default_config(1, 16, 16)
     assert defaults[-1] == tuning.default_config(8192, 16, 16)
+    with pytest.raises(
+        ValueError, match="warmup expects dtype float16 or bfloat16, got dtype float32"
+    ):
+        gemm_kernel.warmup(16, 16, device, dtype=torch.float32)
 
 
 def test_the_shipped_file_is_found_in_the_package(monkeypatch):

@@ -87,7 +87,7 @@ def test_rocm_is_not_taken_for_cuda(rocm):
     assert "device_name=AMD_Instinct_MI300X,layout=NT" in tuning.config_file_name(
         N, K, rocm, layout="NT"
     )
-    assert tuning._default_dtype(rocm) == torch.bfloat16
+    assert gemm_kernel.arguments.default_dtype(rocm) == torch.bfloat16
     assert "AMD_Instinct_MI300X" in gemm_kernel.explain(16, N, K, layout="NT")
 
 
@@ -97,7 +97,7 @@ def test_xpu_asks_nothing_of_cuda(xpu):
     assert tuning.resolve_device(None) == xpu
     name = "Intel(R)_Data_Center_GPU_Max_1550"
     assert f"device_name={name}.json" in tuning.config_file_name(N, K, xpu)
-    assert tuning._default_dtype(xpu) == torch.bfloat16
+    assert gemm_kernel.arguments.default_dtype(xpu) == torch.bfloat16
     assert name in gemm_kernel.explain(16, N, K)
     with gemm_kernel.device.device_guard(xpu):
         pass
@@ -128,33 +128,34 @@ def test_a_launch_there_is_not_kept(backend, request, monkeypatch):
     assert gemm_kernel.kernels.repeatable_launch(a, a, a, config) is None
 
 
-def test_counters_of_a_capture_are_cleared_by_the_launch_on_rocm(rocm, monkeypatch):
+@pytest.fixture
+def made(monkeypatch):
+    """What `torch.zeros` and `torch.empty` are asked for: how many, and on which device."""
+    asked = []
+
+    def recorder(new):
+        def record(count, dtype, device):
+            asked.append((count, device))
+            return new(count)
+
+        return record
+
+    for name in ("zeros", "empty"):
+        monkeypatch.setattr(torch, name, recorder(getattr(torch, name)))
+    return asked
+
+
+def test_counters_of_a_capture_are_cleared_by_the_launch_on_rocm(rocm, made, monkeypatch):
     # The number of a capture is known to CUDA's driver alone.
     active = SimpleNamespace(get_current_stream=lambda index: 70)
     monkeypatch.setattr(scratch.triton.runtime, "driver", SimpleNamespace(active=active))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    made = []
-    for name in ("zeros", "empty"):
-        new = getattr(torch, name)
-        monkeypatch.setattr(
-            torch,
-            name,
-            lambda count, dtype, device, new=new: made.append((count, device)) or new(count),
-        )
     for launches in (1, 2):
         assert scratch.get_scratch(rocm, 3, 5).counter_count == 5
         assert made == [(3, rocm), (5, rocm)] * launches
 
 
-def test_counters_on_xpu_are_new_at_each_launch(xpu, monkeypatch):
-    made = []
-    for name in ("zeros", "empty"):
-        new = getattr(torch, name)
-        monkeypatch.setattr(
-            torch,
-            name,
-            lambda count, dtype, device, new=new: made.append((count, device)) or new(count),
-        )
+def test_counters_on_xpu_are_new_at_each_launch(xpu, made):
     for launches in (1, 2):
         assert scratch.get_scratch(xpu, 3, 5).counter_count == 5
         assert made == [(3, xpu), (5, xpu)] * launches

@@ -275,7 +275,7 @@ def test_k11_a_read_only_folder_is_refused_before_anything_is_measured(tmp_path)
     def refuse():
         assert tuned_file.read_tuned_file(path, PROPERTIES)[0] == {1: GOOD}
         with pytest.raises(PermissionError, match="cannot write tuned files here .*save_dir"):
-            tuning._writable(folder)
+            gemm_kernel.arguments.writable(folder)
         with pytest.raises(PermissionError):
             tuned_file.save_tuned_configs(path, {2: GOOD})
 

@@ -122,10 +122,10 @@ def entry(num_stages):
 
 def test_each_fault_costs_its_candidate_alone(device, tmp_path, monkeypatch, faulty):
     # vllm-project/vllm issue 48732: one illegal access, and hours of tuning are lost
-    monkeypatch.setattr(faulty.worker, "MEASURE_LIMIT_S", 10.0 if device.type == "cuda" else 1.5)
+    monkeypatch.setattr(faulty.workers, "MEASURE_LIMIT_S", 10.0 if device.type == "cuda" else 1.5)
     faults = [entry(stages) for stages in (HANGS, EXITS, CRASHES, BREAKS)]
     results = []
-    with faulty.worker.Workers(device) as workers:
+    with faulty.workers.Workers(device) as workers:
         path = faulty.tune_gemm(
             N, K, (16,), torch.float16, tmp_path, [*faults, entry(TALKS), entry(SPOILS), entry(RIGHT)],
             device=device, on_result=results.append, workers=workers,
@@ -174,9 +174,9 @@ def test_what_is_lost_in_the_final_rounds_costs_itself_alone_and_winners_are_sha
         return [entry(RIGHT), entry(ALSO_RIGHT), *([entry(TIRES)] if M == 16 else [])]
 
     additions = {"kernels/__init__.py": KERNELS + FAULTS, "measure.py": ROUNDS}
-    with faulty_package(tmp_path, additions) as faulty, faulty.worker.Workers(device) as workers:
-        monkeypatch.setattr(faulty.worker, "MEASURE_LIMIT_S", 2.0)
-        monkeypatch.setattr(faulty.worker.Workers, "can_compile", False)
+    with faulty_package(tmp_path, additions) as faulty, faulty.workers.Workers(device) as workers:
+        monkeypatch.setattr(faulty.workers, "MEASURE_LIMIT_S", 2.0)
+        monkeypatch.setattr(faulty.workers.Workers, "can_compile", False)
         path = faulty.tune_gemm(
             N, K, (16, 40), torch.float16, tmp_path, candidates,
             device=device, on_result=results.append, workers=workers,
@@ -219,7 +219,7 @@ def test_what_was_compiled_ahead_is_what_is_measured(device, tmp_path, monkeypat
     problem = gemm_kernel.tuning.Problem(512, 512, "NT", "float16")
     M = 64
     configs = gemm_kernel.tuner.default_candidates(problem, device)(M)[:24]
-    with gemm_kernel.worker.Workers(device) as workers:
+    with gemm_kernel.workers.Workers(device) as workers:
         futures = workers.compile(problem, M, configs, 0)
         good = [c for c, future in zip(configs, futures) if future.result(300) is None]
         assert len(good) > 12
@@ -232,7 +232,7 @@ def test_what_was_compiled_ahead_is_what_is_measured(device, tmp_path, monkeypat
 
 
 def test_an_interrupt_ends_the_children(device, tmp_path, faulty):
-    workers = faulty.worker.Workers(device)
+    workers = faulty.workers.Workers(device)
     pids = []
 
     def stop(*_):

@@ -146,14 +146,15 @@ def table(rows: list[Row]) -> str:
 def document(rows: list[Row], problems: list[str], sample: int) -> str:
     targets = list(dict.fromkeys(row.target for row in rows))
     gpus = ", ".join(f"{name} ({TARGETS[name].example})" for name in targets)
-    share = "Every configuration" if sample == 1 else f"Every {sample}th configuration"
+    command = "make matrix" if sample == 1 else f"python tools/compile_matrix.py --sample {sample}"
+    share = "All configurations" if sample == 1 else f"One of each {sample} configurations"
     listed = "\n".join(f"- {problem}" for problem in problems) or "None."
     return f"""# What compiles for which GPU
 
-Made by `make matrix` on {datetime.date.today()}: Triton {triton.__version__}, torch {torch.__version__}, no GPU. Do not edit.
+Made by `{command}` on {datetime.date.today()}: Triton {triton.__version__}, torch {torch.__version__}, no GPU. Do not edit.
 
-{share} that ships for a GPU of that architecture, that is a default, or that is a candidate there, in both layouts
-that its family takes, was compiled down to the GPU's machine code for a weight of (4096, 4096), bfloat16 (float16 on sm_75), with the
+{share} that ship for a GPU of that architecture, that are a default, or that are candidates there, in both layouts
+that their family takes, were compiled down to the GPU's machine code for a weight of (4096, 4096), bfloat16 (float16 on sm_75), with the
 alignment that a launch sees. A pass compiles, needs no more shared memory than a block may have there, and has the
 instructions that its family stands for. Spilled bytes are those of one thread. That something compiles says nothing of its speed or
 its results: only an NVIDIA H200 was run.

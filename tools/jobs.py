@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from .progress import Progress
 from .ranks import Ranks
+from .report import first_line
 
 
 class Job(NamedTuple):
@@ -107,15 +108,15 @@ def _from_json(kernel: Any, content: dict[str, Any]) -> Job:
 def work(
     kernel: Any,
     jobs: Sequence[Job],
-    indices: Any,
+    indices: Iterable[int],
     mode: str,
-    send: Any,
+    send: Callable[[dict[str, Any]], None],
     progress: Progress | None = None,
 ) -> None:
     """Do the jobs that ``indices`` gives, and ``send`` what comes out, as `Recorder.take` takes it."""
     device = kernel.tuning.resolve_device(None)
     to_record = kernel.measurements.to_record
-    own = kernel.worker.Workers(device) if device.type != "cpu" else contextlib.nullcontext()
+    own = kernel.workers.Workers(device) if device.type != "cpu" else contextlib.nullcontext()
     with own as workers:
         for index in indices:
             job = jobs[index]
@@ -155,7 +156,7 @@ def work(
                     spaces=spaces if mode == "recheck" else None,
                 )
             except RuntimeError as error:
-                failures = dict.fromkeys(job.Ms, (str(error).strip() or "failed").splitlines()[0])
+                failures = dict.fromkeys(job.Ms, first_line(error))
             send({"job": index, "failures": {str(M): reason for M, reason in failures.items()}})
 
 

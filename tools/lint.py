@@ -29,14 +29,11 @@ NAME = re.compile(
     r"N=(?P<N>[1-9]\d*),K=(?P<K>[1-9]\d*),device_name=(?P<device>[0-9A-Za-z._+()-]+?)"
     r"(?:,layout=NT)?\.json"
 )
-_M_KEY = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 # A grid that reaches from few rows to many, without a gap that most of a bucket would fall into.
 _SMALLEST_M, _LARGEST_M, _LARGEST_STEP = 16, 1024, 16
 # Files whose grid came to this project as it is, unmeasured here.
 _AS_GIVEN = {"N=4096,K=4096,device_name=NVIDIA_L4.json"}
-# As fast as the default: what `tune_gemm` would not have chosen.
-_LEAST_GAIN = 0.01
 
 
 def check_files(kernel: Any, files: Sequence[Path]) -> list[str]:
@@ -71,7 +68,7 @@ def _check(kernel: Any, path: Path, contents: dict[Path, dict]) -> Iterator[str]
     Ms = []
     problems: dict[str, list[str]] = {}
     for key, entry in content.items():
-        if not _M_KEY.fullmatch(key):
+        if not kernel.tuned_file.M_KEY.fullmatch(key):
             if isinstance(entry, dict):
                 problems.setdefault("M must be a positive number in plain digits", []).append(key)
             continue
@@ -81,7 +78,7 @@ def _check(kernel: Any, path: Path, contents: dict[Path, dict]) -> Iterator[str]
             problems.setdefault(problem, []).append(key)
         elif name is not None:
             default = kernel.tuning.default_config(int(key), int(name["N"]), int(name["K"]))
-            yield from _check_gain(int(key), entry, default, measured)
+            yield from _check_gain(kernel, int(key), entry, default, measured)
     for problem, keys in problems.items():
         more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
         yield f"M={', '.join(keys[:3])}{more}: {problem}"
@@ -117,11 +114,12 @@ def _check_grid(Ms: Sequence[int]) -> Iterator[str]:
             yield f"has nothing between M={low} and M={high}"
 
 
-def _check_gain(M: int, entry: dict, default: dict, measured: dict) -> Iterator[str]:
+def _check_gain(kernel: Any, M: int, entry: dict, default: dict, measured: dict) -> Iterator[str]:
+    """As fast as the default is what `tune_gemm` would not have chosen."""
     found = measured.get(M)
     if found is None or entry == default or found.top[0][1] != entry or not found.default_us:
         return
-    if found.tuned_us > found.default_us * (1 - _LEAST_GAIN):
+    if found.tuned_us > found.default_us * (1 - kernel.search.LEAST_GAIN):
         times = f"{found.tuned_us} µs, the default {found.default_us} µs"
         yield f"M={M}: is measured as no faster than the default ({times})"
 

@@ -81,6 +81,11 @@ def describe(config: dict) -> str:
     return f"{tile}, {config['num_warps']} warps, {config['num_stages']} stages{extra}"
 
 
+def first_line(error: BaseException) -> str:
+    """What ``error`` says, in one line; its class if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def write_json(path: Path, device: str, rows: Sequence[Row]) -> None:
     content = {
         "device": device,

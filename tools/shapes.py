@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .report import first_line
+
 # Layers of one parent that are one product when served.
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -73,8 +75,9 @@ def model_layers(name: str, tensor_parallel: Sequence[int] = (1,)) -> list[Layer
         model = build_on_meta(config)
     # An id that is none, no network, an architecture that is not known: each has its own exception.
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"cannot build {name} from its configuration: {reason}") from None
+        raise ValueError(
+            f"cannot build {name} from its configuration: {first_line(error)}"
+        ) from None
     return [layer for tp in tensor_parallel for layer in merged(layers_of(model, config, tp))]
 
 

@@ -8,14 +8,23 @@ layers.Linear         nn.Linear through gemm, for kernels.kernelize
 """
 
 # By name, since a second load under the same id finds the submodules imported and sets no attributes.
+from . import arguments as arguments
 from . import bench as bench
 from . import calls as calls
+from . import candidates as candidates
 from . import config as config
 from . import device as device
 from . import kernels as kernels
 from . import layers as layers
+from . import measure as measure
+from . import measurements as measurements
 from . import op as op
+from . import search as search
+from . import tuned_file as tuned_file
+from . import tuner as tuner
 from . import tuning as tuning
+from . import worker as worker
+from . import workers as workers
 from .op import gemm
 from .tuning import explain, tune_gemm, warmup
 

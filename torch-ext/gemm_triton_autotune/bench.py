@@ -1,6 +1,6 @@
 """The test bench of the tuner: one weight shape on one device, on which configurations are timed and checked.
 
-It decides nothing. `worker` gives it a process of its own, since a configuration can hang or kill one.
+It decides nothing. `worker.py` gives it a process of its own, since a configuration can hang or kill one.
 """
 
 from __future__ import annotations

@@ -36,12 +36,11 @@ import triton
 
 from .config import Config
 from .device import device_properties
-from .tuned_file import read_json, replace_file
+from .tuned_file import M_KEY, read_json, replace_file
 
 SCHEMA_VERSION = 1
 TOP = 5
 
-_M_KEY = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 # Where a driver says its version: NVIDIA's and AMD's on Linux.
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
 
@@ -114,7 +113,7 @@ def read_measurements(path: Path) -> dict[int, Measurement]:
     measured = {}
     for M, record in found.items() if isinstance(found, dict) else ():
         try:
-            if _M_KEY.fullmatch(M):
+            if M_KEY.fullmatch(M):
                 measured[int(M)] = _measurement(record, environments)
         except (KeyError, TypeError, ValueError, IndexError):
             continue

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from .arguments import DTYPES
 from .kernels import INTERPRETED
-from .tuning import DTYPES
 
 
 def check_operands(

@@ -28,7 +28,7 @@ _MAX_SERIES = 4
 # Of so many leaders the refinements are tried.
 _REFINED = 3
 # The least gain that the default is given up for.
-_LEAST_GAIN = 0.01
+LEAST_GAIN = 0.01
 # So many standard errors are beyond the noise.
 _SIGNIFICANT = 3
 
@@ -287,7 +287,7 @@ class _Final:
         """The best; of equals what is used at present, or the default, or the simplest."""
         equal = self.contenders()
         best = equal[0]
-        if default in self._configs and not self.beats(best, default, _LEAST_GAIN):
+        if default in self._configs and not self.beats(best, default, LEAST_GAIN):
             equal.append(default)
         for preferred in (present, default):
             if preferred in equal:
@@ -295,7 +295,7 @@ class _Final:
         # Without rounds nothing is known of the noise: the first of the fastest.
         if len(self._torch_times) < 2:
             return best
-        return min((c for c in equal if self._lead(best, c)[0] <= _LEAST_GAIN), key=len)
+        return min((c for c in equal if self._lead(best, c)[0] <= LEAST_GAIN), key=len)
 
 
 def _time(timed: Timed) -> float:

@@ -37,7 +37,8 @@ try:
 except ImportError:  # Windows: writers are not serialised there, each write is still atomic
     fcntl = None
 
-_M_KEY = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
+# What a top-level key that stands for an M looks like.
+M_KEY = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 # Several hundred entries; more is no tuned file, and is not read into a serving process.
 _MAX_BYTES = 1 << 20
 # How far outside the tuned Ms an entry still serves. One for a row would run a thousand of them at a
@@ -106,7 +107,7 @@ def read_tuned_file(
     entries: dict[int, Config] = {}
     problems: dict[str, str] = {}
     for key, value in content.items():
-        if not _M_KEY.fullmatch(key):
+        if not M_KEY.fullmatch(key):
             # A note of another tool ("triton_version") is a plain value; an object was meant as an entry.
             if isinstance(value, dict):
                 problems[_one_line(key)] = "M must be a positive number in plain digits"
@@ -200,8 +201,8 @@ def read_mergeable(path: Path) -> dict[str, Any]:
 
 
 def _encode(content: Mapping[str, Any]) -> bytes:
-    tuned = sorted((key for key in content if _M_KEY.fullmatch(key)), key=int)
-    notes = [key for key in content if not _M_KEY.fullmatch(key)]
+    tuned = sorted((key for key in content if M_KEY.fullmatch(key)), key=int)
+    notes = [key for key in content if not M_KEY.fullmatch(key)]
     return (json.dumps({key: content[key] for key in tuned + notes}, indent=4) + "\n").encode()
 
 

@@ -26,7 +26,7 @@ from .candidates import candidate_configs
 from .config import Config, default_config
 from .device import DeviceProperties, device_properties
 from .measurements import TOP, Measurement, describe_environment, is_same_environment
-from .worker import Workers
+from .workers import Workers
 
 logger = logging.getLogger("gemm_triton_autotune")
 
@@ -218,10 +218,8 @@ class Tuner:
             for M in Ms:
                 try:
                     self._tune(M, own[M])
-                except (
-                    RuntimeError,
-                    MemoryError,
-                ) as error:  # torch's out-of-memory is a RuntimeError
+                # torch's own OutOfMemoryError is a RuntimeError.
+                except (RuntimeError, MemoryError) as error:
                     failures[M] = (str(error).strip() or type(error).__name__).splitlines()[0]
                     logger.warning("M=%d was not tuned: %s", M, failures[M])
             self._share()

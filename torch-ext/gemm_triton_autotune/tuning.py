@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import operator
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -19,6 +17,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from . import kernels, measure, search
+from .arguments import check_device, check_dtype, check_problem, default_dtype, writable
 from .bench import Problem
 from .candidates import candidate_configs as candidate_configs
 from .config import Config, default_config
@@ -26,14 +25,11 @@ from .device import device_name, device_properties, resolve_device
 from .measurements import Measurement, measurements_dir, read_measurements, save_measurements
 from .tuned_file import REACH, TunedConfigs, read_mergeable, read_tuned_file, save_tuned_configs
 from .tuner import TUNED_MS, Candidates, default_candidates, tune_problem
-from .worker import Workers
+from .workers import Workers
 
 logger = logging.getLogger("gemm_triton_autotune")
 
 _CONFIGS_DIR = Path(__file__).parent / "configs"
-
-LAYOUTS = ("NN", "NT")
-DTYPES = (torch.float16, torch.bfloat16)
 
 
 def config_file_name(N: int, K: int, device: torch.device | None = None, layout: str = "NN") -> str:
@@ -265,9 +261,12 @@ def _reject(
 
 
 def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: str = "NN") -> str:
-    """Say in words which configuration a (M, K) @ (K, N) on ``device`` gets, from where, and why."""
+    """Say in words which configuration a (M, K) @ (K, N) on ``device`` gets, from where, and why.
+
+    Raises: ValueError for arguments out of range.
+    """
     device = resolve_device(device)
-    _check_problem([M], N, K, layout)
+    check_problem([M], N, K, layout)
     tuned = _load_tuned_configs(N, K, device, layout)
     nearest_m = None if tuned is None else tuned.nearest(M)
     if nearest_m is not None:
@@ -321,10 +320,12 @@ def warmup(
 
     bias: for calls that have one, which are other kernels than those that have none.
     Runs one product for each, of as many rows as its M and at most 8192. Returns: the configurations, in
-    order of M.
+    order of M. Raises: ValueError for arguments out of range; torch.OutOfMemoryError if they do not fit.
     """
     device = resolve_device(device)
-    _check_problem([1], N, K, layout)
+    check_problem((), N, K, layout)
+    check_device("warmup", device)
+    check_dtype("warmup", dtype)
     b = measure.make_weight(N, K, dtype, layout, device)
     bias_row = torch.zeros(N, dtype=dtype, device=device) if bias else None
     tuned = _load_tuned_configs(N, K, device, layout) or {}
@@ -449,21 +450,17 @@ def tuning_target(
     measurements: str | os.PathLike[str] | None = None,
 ) -> TuningTarget:
     """Check the arguments of `tune_gemm` and that its files can be written; raises as it does."""
-    _check_problem(list(Ms), N, K, layout)
+    if not Ms:
+        raise ValueError("tune_gemm expects at least one M, got none")
+    check_problem(Ms, N, K, layout)
     device = resolve_device(device)
-    if device.type == "cpu" and not kernels.INTERPRETED:
-        raise ValueError(
-            "tune_gemm needs a GPU, and torch sees none; set TRITON_INTERPRET=1 before importing the "
-            "kernel to try it on the CPU, where times mean nothing"
-        )
-    if dtype is None:
-        dtype = _default_dtype(device)
-    if dtype not in DTYPES:
-        raise ValueError(f"tune_gemm expects dtype float16 or bfloat16, got {dtype}")
+    check_device("tune_gemm", device)
+    dtype = default_dtype(device) if dtype is None else dtype
+    check_dtype("tune_gemm", dtype)
     path = _default_save_dir() if save_dir is None else Path(save_dir)
-    path = _writable(path) / config_file_name(N, K, device, layout)
+    path = writable(path) / config_file_name(N, K, device, layout)
     read_mergeable(path)
-    _writable(Path(os.path.realpath(path)).parent)  # where a link leads
+    writable(Path(os.path.realpath(path)).parent)  # where a link leads
     folder = measurements_dir(path.parent) if measurements is None else Path(measurements)
     problem = Problem(N, K, layout, str(dtype).rpartition(".")[2])
     return TuningTarget(problem, device, path, folder and folder / path.name)
@@ -491,28 +488,6 @@ def outranked_by(path: Path) -> Path | None:
     return None
 
 
-def _check_problem(Ms: list[int], N: int, K: int, layout: str) -> None:
-    if not Ms:
-        raise ValueError("tune_gemm expects at least one M")
-    for name, value in (("N", N), ("K", K), *(("M", M) for M in Ms)):
-        try:
-            valid = not isinstance(value, bool) and 0 < operator.index(value) < 1 << 40
-        except TypeError:
-            valid = False
-        if not valid:
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be one of {LAYOUTS}, got {layout!r}")
-
-
-def _default_dtype(device: torch.device) -> torch.dtype:
-    # sm_75 has float16 tensor cores and no bfloat16.
-    is_cuda = device.type == "cuda" and torch.version.hip is None
-    if is_cuda and torch.cuda.get_device_capability(device) < (8, 0):
-        return torch.float16
-    return torch.bfloat16
-
-
 def _default_save_dir() -> Path:
     directory = user_cache_dir()
     if directory is None:
@@ -520,19 +495,4 @@ def _default_save_dir() -> Path:
             "tune_gemm expects a folder to write to: this user has no home folder; pass save_dir, or set "
             "XDG_CACHE_HOME"
         )
-    return directory
-
-
-def _writable(directory: Path) -> Path:
-    """``directory``, made if it is not there, and proved to take a file before anything is measured."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise type(error)(
-            error.errno,
-            f"cannot write tuned files here ({error.strerror}); pass another save_dir",
-            str(directory),
-        ) from None
     return directory
