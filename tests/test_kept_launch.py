@@ -462,6 +462,20 @@ def test_the_number_of_kept_descriptors_has_an_end(driver, encoded, monkeypatch)
         assert len(kept_launch._encoded) <= 6
 
 
+@launches_directly
+def test_the_number_of_kept_kinds_of_descriptors_has_an_end(driver, encoded, monkeypatch):
+    monkeypatch.setattr(kept_launch, "_MAX_DESCRIBED", 6)
+    monkeypatch.setattr(kept_launch, "_described", {})
+    run, calls = installed_launcher(["tensordesc<bf16[64, 64]>"] + ["*bf16"] * 2 + ["i32"] * 4)
+    a, b, out = on_device_3(1)
+    for rows in range(20):
+        monkeypatch.setattr(SomeTensor, "shape", torch.Size((rows, 128)))
+        kept = keep(run, (launching.Described("a", Descriptor), "b", "out"))
+        kept(a, b, out, None, (a.address, b.address, out.address, None))
+        assert plain(calls[-1]).count(a.address) == 1
+        assert len(kept_launch._described) <= 6
+
+
 def test_a_profiler_that_listens_to_launches_is_seen():
     assert not launching.launch_hooks_installed()
 

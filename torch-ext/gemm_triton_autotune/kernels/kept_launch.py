@@ -23,7 +23,9 @@ _ADDRESSES = {"a": 0, "b": 1, "out": 2, "bias": 3, "partials": 4, "counters": 5}
 # is kept also serves another tensor that comes to lie there. Some hundred bytes each.
 _encoded: dict[tuple[object, int], Any] = {}
 _MAX_ENCODED = 1 << 14
+# One for each M that a process meets.
 _described: dict[tuple, object] = {}
+_MAX_DESCRIBED = 1 << 14
 
 
 def keep_launch(
@@ -182,6 +184,8 @@ class _DirectLaunch(KeptLaunch):
             # The compiled kernel says all else of its n-th descriptor. What kind it is, is one object for
             # all launches, so that those of different M share what they know of a weight.
             key = compiled, number, tensor.shape, tensor.stride()
+            if len(_described) >= _MAX_DESCRIBED:
+                _described.clear()
             kind = _described.setdefault(key, object())
             self._descriptors.append((place, kind, _ADDRESSES[operand.tensor]))
 
