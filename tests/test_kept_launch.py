@@ -123,6 +123,34 @@ def test_an_address_off_alignment_does_not(device, kept):
     assert len(kept.calls) == 1
 
 
+@pytest.mark.parametrize("name", ["a", "b", "bias", "out"])
+def test_memory_that_was_freed_is_refused(device, kept, name):
+    # FSDP frees a weight by resizing its storage; torch refuses to multiply by it.
+    def call(free):
+        a, b = operands(device)
+        tensors = {
+            "a": a,
+            "b": b,
+            "bias": a.new_ones(N),
+            "out": a.new_empty(M, N),
+        }
+        if free:
+            tensors[name].untyped_storage().resize_(0)
+        if name == "out":
+            return gemm_kernel.gemm(**tensors)
+        bias, _ = tensors.pop("bias"), tensors.pop("out")
+        return gemm_kernel.gemm(a, b, bias=bias) if name == "bias" else gemm_kernel.gemm(a, b)
+
+    for seen in (True, False):
+        if seen:
+            call(free=False)
+        else:
+            tuning._load_tuned_configs.forget()
+        with pytest.raises(RuntimeError, match="storage"):
+            call(free=True)
+        assert kept.calls == []
+
+
 def test_memory_is_still_compared(device, kept):
     square = [torch.randn(64, 64, dtype=torch.float16, device=device) for _ in range(3)]
     a, b, out = square
