@@ -10,13 +10,14 @@ from torch.autograd.graph import increment_version
 
 from . import kernels, tuning
 from .config import Config
+from .kernels.descriptor import is_transposed
 from .kernels.kept_launch import KeptLaunch
 from .operands import check_allocated, check_linear, check_memory, check_operands, extent
 
 
 def layout_of(b: torch.Tensor) -> str:
     """ "NT" for the transpose of an (N, K) row-major weight, "NN" for all else."""
-    return "NT" if b.stride(0) == 1 and b.stride(1) != 1 else "NN"
+    return "NT" if is_transposed(b) else "NN"
 
 
 class _CallPlan(NamedTuple):
