@@ -528,6 +528,12 @@ def test_a_profiler_that_listens_to_launches_is_seen():
     assert not launching.launch_hooks_installed()
 
 
+@launches_directly
+def test_a_hook_in_the_place_of_all_hooks_is_seen(monkeypatch):
+    monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", lambda *_: None)
+    assert launching.launch_hooks_installed()
+
+
 @pytest.mark.gpu
 def test_kept_launches_are_right_on_a_gpu(device, tuned_dir):
     for rows in (1, 16, 300, 4096):
