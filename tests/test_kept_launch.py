@@ -3,6 +3,8 @@
 What is compiled is faked, so that the path is also walked where there is no GPU.
 """
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import kernels
@@ -360,6 +362,20 @@ def test_the_compiled_function_gets_what_the_launcher_would_give_it(
             tuple(getattr(value, "address", value) for value in call) for call in run.calls
         ]
     assert run.calls == expected
+
+
+@pytest.mark.parametrize("launcher", [PackedLauncher, ScratchLauncher])
+def test_a_kernel_lives_as_long_as_its_kept_launch(driver, launcher):
+    # From Triton 3.8 on the end of this object unloads the kernel.
+    compiled = Compiled(launcher())
+    alive = weakref.ref(compiled)
+    launch = launching.Launch("kernel", (5, 1, 1), ("a", "b", "out"), ARGUMENTS)
+    kept = kept_launch.keep_launch(launch, compiled, *on_device_3(0))
+    del compiled
+    assert alive() is not None
+    del kept
+    gc.collect()
+    assert alive() is None
 
 
 def test_scratch_memory_is_each_launch_its_own(driver, monkeypatch):
