@@ -145,7 +145,8 @@ def test_a_capture_that_forbids_a_first_launch_is_told_what_to_do(monkeypatch):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(gemm_kernel.tuning, "launch_tuned", forbidden)
-    a = SimpleNamespace(shape=(4, 8), device=torch.device("cuda", 0))
+    storage = torch.empty(4, 8).untyped_storage
+    a = SimpleNamespace(shape=(4, 8), device=torch.device("cuda", 0), untyped_storage=storage)
     b, out = torch.empty(6, 8).t(), torch.empty(4, 6)
     bias = torch.empty(6)
     for capturing, message in (

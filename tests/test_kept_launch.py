@@ -3,6 +3,8 @@
 What is compiled is faked, so that the path is also walked where there is no GPU.
 """
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import kernels
@@ -121,6 +123,34 @@ def test_an_address_off_alignment_does_not(device, kept):
     assert kept.calls == []
     gemm_kernel.gemm(a, b)
     assert len(kept.calls) == 1
+
+
+@pytest.mark.parametrize("name", ["a", "b", "bias", "out"])
+def test_memory_that_was_freed_is_refused(device, kept, name):
+    # FSDP frees a weight by resizing its storage; torch refuses to multiply by it.
+    def call(free):
+        a, b = operands(device)
+        tensors = {
+            "a": a,
+            "b": b,
+            "bias": a.new_ones(N),
+            "out": a.new_empty(M, N),
+        }
+        if free:
+            tensors[name].untyped_storage().resize_(0)
+        if name == "out":
+            return gemm_kernel.gemm(**tensors)
+        bias, _ = tensors.pop("bias"), tensors.pop("out")
+        return gemm_kernel.gemm(a, b, bias=bias) if name == "bias" else gemm_kernel.gemm(a, b)
+
+    for seen in (True, False):
+        if seen:
+            call(free=False)
+        else:
+            tuning._load_tuned_configs.forget()
+        with pytest.raises(RuntimeError, match="storage"):
+            call(free=True)
+        assert kept.calls == []
 
 
 def test_memory_is_still_compared(device, kept):
@@ -334,6 +364,20 @@ def test_the_compiled_function_gets_what_the_launcher_would_give_it(
     assert run.calls == expected
 
 
+@pytest.mark.parametrize("launcher", [PackedLauncher, ScratchLauncher])
+def test_a_kernel_lives_as_long_as_its_kept_launch(driver, launcher):
+    # From Triton 3.8 on the end of this object unloads the kernel.
+    compiled = Compiled(launcher())
+    alive = weakref.ref(compiled)
+    launch = launching.Launch("kernel", (5, 1, 1), ("a", "b", "out"), ARGUMENTS)
+    kept = kept_launch.keep_launch(launch, compiled, *on_device_3(0))
+    del compiled
+    assert alive() is not None
+    del kept
+    gc.collect()
+    assert alive() is None
+
+
 def test_scratch_memory_is_each_launch_its_own(driver, monkeypatch):
     asked = []
 
@@ -462,6 +506,20 @@ def test_the_number_of_kept_descriptors_has_an_end(driver, encoded, monkeypatch)
         assert len(kept_launch._encoded) <= 6
 
 
+@launches_directly
+def test_the_number_of_kept_kinds_of_descriptors_has_an_end(driver, encoded, monkeypatch):
+    monkeypatch.setattr(kept_launch, "_MAX_DESCRIBED", 6)
+    monkeypatch.setattr(kept_launch, "_described", {})
+    run, calls = installed_launcher(["tensordesc<bf16[64, 64]>"] + ["*bf16"] * 2 + ["i32"] * 4)
+    a, b, out = on_device_3(1)
+    for rows in range(20):
+        monkeypatch.setattr(SomeTensor, "shape", torch.Size((rows, 128)))
+        kept = keep(run, (launching.Described("a", Descriptor), "b", "out"))
+        kept(a, b, out, None, (a.address, b.address, out.address, None))
+        assert plain(calls[-1]).count(a.address) == 1
+        assert len(kept_launch._described) <= 6
+
+
 def test_a_profiler_that_listens_to_launches_is_seen():
     assert not launching.launch_hooks_installed()
 
@@ -484,6 +542,12 @@ def test_a_profiler_that_listens_to_launches_is_seen():
         else:
             owner.launch_enter_hook = hook
     assert not launching.launch_hooks_installed()
+
+
+@launches_directly
+def test_a_hook_in_the_place_of_all_hooks_is_seen(monkeypatch):
+    monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", lambda *_: None)
+    assert launching.launch_hooks_installed()
 
 
 @pytest.mark.gpu

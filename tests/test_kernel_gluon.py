@@ -149,6 +149,9 @@ def test_a_stride_that_is_never_used_may_be_any():
     a, b, out = make_operands(17, 40, 1)
     a, b = a.as_strided((17, 1), (16, 3)), b.as_strided((1, 40), (5, 1))
     assert gemm_kernel.kernels.operand_problem(make_config(), a, b, out) is None
+    # A row stride of 1 looks like that of a transposed matrix.
+    b = b.as_strided((1, 40), (1, 1))
+    assert gemm_kernel.kernels.operand_problem(make_config(), a, b, out) is None
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT"])

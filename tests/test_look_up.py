@@ -284,6 +284,27 @@ def test_an_entry_that_fails_to_launch_is_dropped_once(device, tuned_dir, caplog
     assert "PassManager" in warning.getMessage()
 
 
+def test_a_lack_of_memory_drops_no_entry(device, tuned_dir, caplog, monkeypatch):
+    write(tuned_dir, {"16": entry(5)})
+    launch = gemm_kernel.kernels.launch_gemm_kernel
+    launched = []
+
+    def fail_once(a, b, out, config):
+        launched.append(config["num_stages"])
+        if len(launched) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory: no scratch")
+        return launch(a, b, out, config)
+
+    monkeypatch.setattr(gemm_kernel.kernels, "launch_gemm_kernel", fail_once)
+    a = torch.randn(16, K, dtype=torch.float16, device=device)
+    b = torch.randn(K, N, dtype=torch.float16, device=device)
+    with pytest.raises(torch.OutOfMemoryError):
+        gemm_kernel.gemm(a, b)
+    assert_product(gemm_kernel.gemm(a, b), a, b)
+    assert launched == [5, 5]
+    assert not warnings_of(caplog)
+
+
 def test_a_failure_of_the_default_is_raised(device, tuned_dir, monkeypatch):
     def fail(a, b, out, config):
         raise RuntimeError("the device is gone")

@@ -1,5 +1,6 @@
 """Split-K's scratch: nobody shares it, nothing has to clear it, and it does not grow."""
 
+import contextlib
 import gc
 import json
 import threading
@@ -30,7 +31,27 @@ GEMV = {**SWAP, "kernel": "gemv", "BLOCK_SIZE_M": 1, "BLOCK_SIZE_K": 32, "SPLIT_
 
 
 @pytest.fixture
-def counters_of(monkeypatch):
+def events(monkeypatch):
+    """What is done on a stream of CUDA, in order, where there is none."""
+    events = []
+
+    class Stream:
+        def __init__(self, device):
+            self.synchronize = lambda: events.append("wait")
+
+    @contextlib.contextmanager
+    def current(stream):
+        events.append("on a stream")
+        yield
+        events.append("off it")
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", current)
+    return events
+
+
+@pytest.fixture
+def counters_of(monkeypatch, events):
     """Counters as a CUDA device gives them, for a stream and a capture of the test's choice."""
     device = torch.device("cuda", 0)
     reserve = torch.zeros(scratch._RESERVED_COUNTERS, dtype=torch.int32)
@@ -67,11 +88,13 @@ def test_owners_have_counters_apart(counters_of):
 
 
 @pytest.fixture
-def partials_of(monkeypatch):
+def partials_of(monkeypatch, events):
     """Partial sums as a CUDA device gives them, for a stream and a capture of the test's choice."""
     device = torch.device("cuda", 0)
     empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda count, **options: empty(count))
+    monkeypatch.setattr(
+        torch, "empty", lambda count, **options: events.append("allocate") or empty(count)
+    )
     monkeypatch.setattr(scratch, "_KEPT_PARTIALS", 64)
     monkeypatch.setattr(scratch, "_kept", {})
 
@@ -91,6 +114,12 @@ def test_small_partials_are_kept_for_their_stream(partials_of):
     assert partials_of(65) is not partials_of(65)
     assert partials_of(10, capture=1) is not partials_of(10, capture=1)
     assert partials_of(10) is first
+
+
+def test_kept_partials_are_nobody_elses_any_more(partials_of, events):
+    # They may be used on another stream than the one for which their memory was given out.
+    partials_of(10)
+    assert events == ["on a stream", "allocate", "off it", "wait"]
 
 
 def test_the_number_of_kept_partials_has_an_end(partials_of):
@@ -202,6 +231,31 @@ def test_threads_do_not_share_scratch(device, config):
         thread.join()
     torch.cuda.synchronize(device)
     assert [work.wrong.item() for work in works] == [0] * 4
+
+
+@pytest.mark.gpu
+def test_new_scratch_is_memory_that_no_stream_still_works_on(device, monkeypatch):
+    # Memory freed on the default stream, which still has to read it, given to a launch on another one.
+    _needs_cuda(device)
+    work = Work(SWAP, 192, device)
+    monkeypatch.setattr(scratch, "_kept", {})
+    monkeypatch.setattr(scratch, "_scratches", {})
+    side = torch.cuda.Stream(device)
+    with torch.cuda.stream(side):
+        work.out.fill_(torch.nan)
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    freed = torch.full((scratch._KEPT_PARTIALS,), 7.0, device=device)
+    copy = torch.empty_like(freed)
+    torch.cuda.synchronize(device)
+    torch.cuda._sleep(1 << 28)
+    copy.copy_(freed)
+    del freed
+    with torch.cuda.stream(side):
+        work.step()
+    torch.cuda.synchronize(device)
+    assert (copy == 7).all()
+    assert work.wrong.item() == 0
 
 
 def _capture(work, launches):

@@ -10,13 +10,14 @@ from torch.autograd.graph import increment_version
 
 from . import kernels, tuning
 from .config import Config
+from .kernels.descriptor import is_transposed
 from .kernels.kept_launch import KeptLaunch
-from .operands import check_linear, check_memory, check_operands, extent
+from .operands import check_allocated, check_linear, check_memory, check_operands, extent
 
 
 def layout_of(b: torch.Tensor) -> str:
     """ "NT" for the transpose of an (N, K) row-major weight, "NN" for all else."""
-    return "NT" if b.stride(0) == 1 and b.stride(1) != 1 else "NN"
+    return "NT" if is_transposed(b) else "NN"
 
 
 class _CallPlan(NamedTuple):
@@ -58,7 +59,9 @@ def gemm_out(
         raise
     plans = tuning.call_plans
     plan = plans.get(kind)
-    if plan is not None and not any_address & 15:
+    # An address of 0 is that of memory that was freed.
+    is_allocated = a_address and b_address and out_address and bias_address != 0
+    if plan is not None and is_allocated and not any_address & 15:
         out_end = out_address + plan.out_bytes
         apart_from_a = out_end <= a_address or a_address + plan.a_bytes <= out_address
         apart_from_b = out_end <= b_address or b_address + plan.b_bytes <= out_address
@@ -85,7 +88,9 @@ def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         raise
     plans = tuning.call_plans
     plan = plans.get(kind)
-    if plan is not None and not (a_address | b_address) & 15 and _is_possible(plan):
+    is_allocated = a_address and b_address
+    is_aligned = not (a_address | b_address) & 15
+    if plan is not None and is_allocated and is_aligned and _is_possible(plan):
         out = a.new_empty(*plan.out_shape)
         plan.launch(a, b, out, None, (a_address, b_address, out.data_ptr(), None))
         return out
@@ -113,8 +118,9 @@ def linear(
         raise
     plans = tuning.call_plans
     plan = plans.get(kind)
+    is_allocated = input_address and weight_address and bias_address != 0
     is_aligned = not (input_address | weight_address | (bias_address or 0)) & 15
-    if plan is not None and is_aligned and _is_possible(plan):
+    if plan is not None and is_allocated and is_aligned and _is_possible(plan):
         out = input.new_empty(*plan.out_shape)
         addresses = input_address, weight_address, out.data_ptr(), bias_address
         plan.launch(input, weight, out, bias, addresses)
@@ -166,6 +172,7 @@ def _launch(
     if a.shape[1] == 0:
         out.zero_() if bias is None else out.copy_(bias)
         return None
+    check_allocated(a, b, out, bias)
     bias = None if bias is None else bias.contiguous()
     layout = layout_of(b)
     try:

@@ -120,6 +120,18 @@ def check_memory(
             )
 
 
+def check_allocated(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    """Raise RuntimeError, as torch does, if the memory of an operand, none of them empty, was freed."""
+    for name, tensor in (("a", a), ("b", b), ("out", out), ("bias", bias)):
+        if tensor is not None and tensor.untyped_storage().nbytes() == 0:
+            raise RuntimeError(
+                f"gemm expects operands that lie in memory, got {name} of shape {tuple(tensor.shape)}, whose "
+                "storage has been freed; gather it again (FSDP frees the weights of a layer that is not running)"
+            )
+
+
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
     """First address of ``tensor`` and the one behind its last; a pair that overlaps nothing if it is empty."""
     if tensor.numel() == 0:

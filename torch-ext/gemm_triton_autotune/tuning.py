@@ -226,6 +226,9 @@ def launch_tuned(
         config = get_config(M, N, K, a.device, layout, accepts)
         try:
             kernels.launch_gemm_kernel(a, b, out, config, *biases)
+        # No entry's fault either: it is raised as by any op, and may be gone at the next call.
+        except torch.OutOfMemoryError:
+            raise
         # Whatever went wrong (shared memory, registers, a fault of the compiler), an entry of a file is
         # not worth a failed call: the next nearest takes over, and in the end the default. If that fails
         # too, it was no entry's fault: the call fails, and none is given up.

@@ -10,6 +10,14 @@ from .launch import cdiv
 _MAX_SIZE = 2**31 - 1024
 
 
+def is_transposed(tensor: torch.Tensor) -> bool:
+    """Do the columns of ``tensor`` lie in memory as rows do, so that its transpose is what is read?
+
+    Where a side of one element has a stride of 1, too, the tensor is taken as it is.
+    """
+    return tensor.stride(0) == 1 and tensor.stride(1) != 1
+
+
 def row_stride(tensor: torch.Tensor) -> int:
     """The stride between the rows of ``tensor`` that its descriptor is given, in elements."""
     rows, columns = tensor.shape

@@ -16,7 +16,7 @@ import triton
 
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties, device_properties
-from .descriptor import descriptor_problem, row_stride
+from .descriptor import descriptor_problem, is_transposed, row_stride
 from .launch import INTERPRETED, Described, Launch, cdiv, shared_memory_problem
 
 # Gluon is experimental, and each release renames something: no version that was not compiled is taken.
@@ -138,13 +138,9 @@ def operand_problem(
 ) -> str | None:
     return (
         descriptor_problem("a", a)
-        or descriptor_problem("b", b.t() if is_nt(b) else b)
+        or descriptor_problem("b", b.t() if is_transposed(b) else b)
         or descriptor_problem("out", out, written=True)
     )
-
-
-def is_nt(b: torch.Tensor) -> bool:
-    return b.stride(0) == 1
 
 
 def prepare(
@@ -155,7 +151,7 @@ def prepare(
     block_m, block_n, block_k = (config[f"BLOCK_SIZE_{side}"] for side in "MNK")
     tile = _TILES[block_m, block_n]
     rows = block_m // tile.consumers
-    b_is_nt = is_nt(b)
+    b_is_nt = is_transposed(b)
     b_box = (_box_columns(tile), block_k) if b_is_nt else (block_k, _box_columns(tile))
     # One CTA fills a multiprocessor, and each takes as many tiles as the others, or one less.
     tiles = cdiv(M, block_m) * cdiv(N, block_n)

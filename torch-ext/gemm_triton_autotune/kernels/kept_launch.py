@@ -23,7 +23,9 @@ _ADDRESSES = {"a": 0, "b": 1, "out": 2, "bias": 3, "partials": 4, "counters": 5}
 # is kept also serves another tensor that comes to lie there. Some hundred bytes each.
 _encoded: dict[tuple[object, int], Any] = {}
 _MAX_ENCODED = 1 << 14
+# One for each M that a process meets.
 _described: dict[tuple, object] = {}
+_MAX_DESCRIBED = 1 << 14
 
 
 def keep_launch(
@@ -45,17 +47,26 @@ def keep_launch(
     try:
         return _DirectLaunch(launch, compiled, run, fixed, a, b, out, bias)
     except Exception:  # Triton launches in a way that `_DirectLaunch` was not written for
-        return _RunLaunch(launch, run, fixed, a.device)
+        return _RunLaunch(launch, compiled, run, fixed, a.device)
 
 
 class KeptLaunch:
     """What `keep_launch` gives. Called with operands, it launches on the current stream."""
 
-    __slots__ = ("_current_device", "_current_stream", "_device", "_device_index", "_launch")
+    __slots__ = (
+        "_compiled",
+        "_current_device",
+        "_current_stream",
+        "_device",
+        "_device_index",
+        "_launch",
+    )
 
-    def __init__(self, launch: Launch, device: torch.device) -> None:
+    def __init__(self, launch: Launch, compiled: Any, device: torch.device) -> None:
         driver = triton.runtime.driver.active
         self._launch = launch
+        # From Triton 3.8 on a kernel is unloaded when this object of it ends.
+        self._compiled = compiled
         self._device = device
         self._device_index = device.index
         self._current_stream = driver.get_current_stream
@@ -87,8 +98,10 @@ class _RunLaunch(KeptLaunch):
 
     __slots__ = ("_fixed", "_run")
 
-    def __init__(self, launch: Launch, run: Any, fixed: tuple, device: torch.device) -> None:
-        super().__init__(launch, device)
+    def __init__(
+        self, launch: Launch, compiled: Any, run: Any, fixed: tuple, device: torch.device
+    ) -> None:
+        super().__init__(launch, compiled, device)
         self._run = run
         self._fixed = fixed
 
@@ -137,7 +150,7 @@ class _DirectLaunch(KeptLaunch):
         bias: torch.Tensor | None,
     ) -> None:
         """Raises: any exception, if what is heard is not of a form that is known here."""
-        super().__init__(launch, a.device)
+        super().__init__(launch, compiled, a.device)
         if run.global_scratch_size or run.profile_scratch_size:
             raise ValueError("it allocates memory at each launch")
         self._scratch = launch.scratch
@@ -182,6 +195,8 @@ class _DirectLaunch(KeptLaunch):
             # The compiled kernel says all else of its n-th descriptor. What kind it is, is one object for
             # all launches, so that those of different M share what they know of a weight.
             key = compiled, number, tensor.shape, tensor.stride()
+            if len(_described) >= _MAX_DESCRIBED:
+                _described.clear()
             kind = _described.setdefault(key, object())
             self._descriptors.append((place, kind, _ADDRESSES[operand.tensor]))
 

@@ -139,14 +139,23 @@ class _Reserve:
 
 
 def _apart(allocate: Callable[[torch.device], torch.Tensor], device: torch.device) -> torch.Tensor:
-    """What ``allocate`` gives for ``device``, in a thread of its own.
+    """What ``allocate`` gives for ``device``, for the use of any stream.
 
-    What is kept must not come from a pool that the caller's allocations are directed to
-    (torch.cuda.use_mem_pool; torch.compile warms up in the pool of its CUDA graphs, and raises for what is
-    left there).
+    In a thread of its own: what is kept must not come from a pool that the caller's allocations are
+    directed to (torch.cuda.use_mem_pool; torch.compile warms up in the pool of its CUDA graphs, and raises
+    for what is left there). And with nothing queued: torch gives out memory again for the stream that freed
+    it, while that stream may still have work to do on it.
     """
+
+    def allocate_and_wait() -> torch.Tensor:
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            memory = allocate(device)
+        stream.synchronize()
+        return memory
+
     with ThreadPoolExecutor(max_workers=1) as executor:
-        return executor.submit(allocate, device).result()
+        return executor.submit(allocate_and_wait).result()
 
 
 def _new_partials(device: torch.device) -> torch.Tensor:
@@ -154,12 +163,7 @@ def _new_partials(device: torch.device) -> torch.Tensor:
 
 
 def _zeroed_counters(device: torch.device) -> torch.Tensor:
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
-        counters = torch.zeros(_RESERVED_COUNTERS, dtype=torch.int32, device=device)
-    # Zero for every stream from here on, also for a graph that waits for no other stream.
-    stream.synchronize()
-    return counters
+    return torch.zeros(_RESERVED_COUNTERS, dtype=torch.int32, device=device)
 
 
 _reserves: dict[int, _Reserve] = {}

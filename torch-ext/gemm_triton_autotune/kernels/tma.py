@@ -19,7 +19,7 @@ from ..device import DeviceProperties, device_properties
 from . import dependent_launch, split_k
 from .bias import load_bias
 from .dependent_launch import dependent_launch_problem, prefetch_b, wait_for_inputs
-from .descriptor import descriptor_problem, row_stride
+from .descriptor import descriptor_problem, is_transposed, row_stride
 from .launch import INTERPRETED, Described, Launch, cdiv, shared_memory_problem
 from .raster import grouped_tile
 from .split_k import arrive_last, block_range, mask_if, store_partial, sum_partials
@@ -360,15 +360,11 @@ def operand_problem(
     if split > blocks:
         return f"SPLIT_K {split} is for at least as many blocks of K, these are {blocks}"
     return (
-        descriptor_problem("a", a.t() if _is_transposed(a) else a)
-        or descriptor_problem("b", b.t() if _is_transposed(b) else b)
+        descriptor_problem("a", a.t() if is_transposed(a) else a)
+        or descriptor_problem("b", b.t() if is_transposed(b) else b)
         or (descriptor_problem("out", out, written=True) if config.get("PERSISTENT", 0) else None)
         or split_k.operand_problem(split, _tiles(config, out), _tile_size(config))
     )
-
-
-def _is_transposed(tensor: torch.Tensor) -> bool:
-    return tensor.stride(0) == 1 and tensor.stride(1) != 1
 
 
 def _tiles(config: Mapping[str, Any], out: torch.Tensor) -> int:
@@ -385,8 +381,8 @@ def _describe(tensor: torch.Tensor, block: tuple[int, int]) -> Callable[[torch.T
 
     ``block`` counts along the tensor's own sides; a transposed tensor is described by its rows.
     """
-    rows = tensor.t() if _is_transposed(tensor) else tensor
-    block = block[::-1] if _is_transposed(tensor) else block
+    rows = tensor.t() if is_transposed(tensor) else tensor
+    block = block[::-1] if is_transposed(tensor) else block
     lists = list(rows.shape), [row_stride(rows), 1], list(block)
     return lambda tensor: _Descriptor(tensor, *lists)
 
@@ -401,7 +397,7 @@ def prepare(
     block_k = config["BLOCK_SIZE_K"]
     rows, columns = _tile(config)
     parts = _PARTS[columns]
-    a_transposed, b_transposed = _is_transposed(a), _is_transposed(b)
+    a_transposed, b_transposed = is_transposed(a), is_transposed(b)
     # First what the kernel calls a, then what it calls b: swapped these are b.T and a.T, which are as
     # transposed as b and a are not.
     if swap:
@@ -457,5 +453,5 @@ def _prepare_persistent(
             "bias",
         ),
         values=(*out.shape, a.shape[1], block_m, block_n, block_k)
-        + (config["GROUP_SIZE_M"], subtile, _is_transposed(a), _is_transposed(b)),
+        + (config["GROUP_SIZE_M"], subtile, is_transposed(a), is_transposed(b)),
     )
