@@ -76,9 +76,8 @@ if hasattr(getattr(knobs, "runtime", None), "launch_enter_hook") and hasattr(
         runtime = knobs.runtime
         try:
             return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
-        except (
-            AttributeError
-        ):  # somebody put a hook in the place of the chain of them, which Triton takes
+        except AttributeError:
+            # A hook stands in the place of the chain of hooks, which Triton takes.
             return True
 
 else:  # before Triton 3.5 a hook is there or it is not
