@@ -701,6 +701,31 @@ def test_k13_importing_starts_and_pickles_nothing():
     assert run_python(IMPORT, PYTHONDONTWRITEBYTECODE="1") == "imported"
 
 
+LOOK_UP_IMPORTS = f"""
+import json, sys, torch
+{LOAD}
+tuning = k.tuning
+cpu = torch.device("cpu")
+plain = k.config.default_config(1, 1, 1)
+good = json.dumps({{"16": {{**plain, "GROUP_SIZE_M": 3}}}}).encode()
+found = []
+before = set(sys.modules)
+for N, data in enumerate((good, b"\\xef\\xbb\\xbf" + good, b"{{", b"\\xff"), 64):
+    (tuning.search_path()[0] / tuning.config_file_name(N, 64, cpu)).write_bytes(data)
+    found.append(tuning.get_config(16, N, 64, cpu)["GROUP_SIZE_M"])
+    k.explain(16, N, 64, cpu)
+print(found, sorted(set(sys.modules) - before))
+"""
+
+
+def test_k13_a_look_up_imports_nothing(tmp_path):
+    # A process that has given up its rights, or whose Python was replaced under it, may not find a module any
+    # more: the codec utf-8-sig is one.
+    result = run_python(LOOK_UP_IMPORTS, GEMM_TUNED_CONFIG_DIR=str(tmp_path))
+    default = gemm_kernel.config.default_config(1, 1, 1)["GROUP_SIZE_M"]
+    assert result == f"{[3, 3, default, default]} []"
+
+
 # fmt: off
 HOMES = {
     "no HOME": {"HOME": None, "XDG_CACHE_HOME": None},

@@ -136,10 +136,12 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError(f"it has {status.st_size} bytes, more than {_MAX_BYTES}")
         with open(descriptor, "rb", closefd=False) as file:
             # Not more than that whatever its size is said to be; None where there is no answer yet.
-            text = (file.read(_MAX_BYTES) or b"").decode("utf-8-sig")
+            text = (file.read(_MAX_BYTES) or b"").decode("utf-8")
     finally:
         os.close(descriptor)
-    content = json.loads(text, object_pairs_hook=_object_without_duplicates)
+    # The byte order mark by hand: its codec is a module that Python looks for at the first use, which a process
+    # that has given up its rights may not find.
+    content = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_object_without_duplicates)
     if not isinstance(content, dict):
         raise ValueError(f"it holds a {type(content).__name__}, not an object")
     return content
