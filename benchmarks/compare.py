@@ -46,7 +46,7 @@ def copy_bandwidth() -> float:
     source = torch.randn(1 << 30, device="cuda")
     target = torch.empty_like(source)
     # Not in a graph: there the copy engine does it, at two thirds of this rate.
-    times = [measure._elapsed_ms(lambda: target.copy_(source)) for _ in range(ROUNDS + 3)]
+    times = [measure.elapsed_ms(lambda: target.copy_(source)) for _ in range(ROUNDS + 3)]
     return 2 * source.nbytes / (statistics.median(times[3:]) * 1e3)
 
 

@@ -75,7 +75,7 @@ class GraphedCalls:
         # `torch.cuda.graph` collects garbage before each capture, a tenth of a second each time.
         with torch.cuda.stream(self._stream):
             fn()
-            estimate_ms = _elapsed_ms(fn)
+            estimate_ms = elapsed_ms(fn)
             wanted = _REPLAY_MS / max(estimate_ms, 1e-3)
             # Whole rounds of the weights, so that the next replay starts with the coldest.
             rounds = math.ceil(min(wanted, _MAX_CALLS) / fn.period)
@@ -92,7 +92,7 @@ class GraphedCalls:
     def time_ms(self) -> float:
         """Milliseconds of one call, from one replay."""
         with torch.cuda.stream(self._stream):
-            return _elapsed_ms(self._graph.replay) / self._calls
+            return elapsed_ms(self._graph.replay) / self._calls
 
 
 @functools.cache
@@ -101,7 +101,8 @@ def _side_stream(device_index: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device_index)
 
 
-def _elapsed_ms(fn: Callable[[], Any]) -> float:
+def elapsed_ms(fn: Callable[[], Any]) -> float:
+    """Milliseconds that what ``fn()`` queues takes on the current stream, which is waited for."""
     started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     started.record()
     fn()
