@@ -28,6 +28,7 @@ def test_every_entry_of_a_table_fits_its_device(name):
     table = table_for(properties)
     assert table is not None
     found = list(configs_of(table))
+    assert set(table.defaults) <= set(table.tiled)
     for config in found:
         assert config_problem(config, properties) is None, config
         # No option is lost on the way to its compiler.
@@ -40,7 +41,7 @@ def test_every_entry_of_a_table_fits_its_device(name):
 @pytest.mark.parametrize("M", [1, 16, 64, 200, 4096])
 def test_every_device_has_candidates_for_every_m(name, M):
     found = gemm_kernel.tuning.candidate_configs(M, 4096, 4096, DEVICES[name], "NT")
-    assert found[0] == gemm_kernel.config.default_config(M, 4096, 4096)
+    assert found[0] == gemm_kernel.defaults.default_configs(M, 4096, 4096, DEVICES[name], "NT")[0]
     assert 5 <= len(found) <= 120
     assert not [config for config in found if config_problem(config, DEVICES[name])]
 

@@ -97,10 +97,10 @@ def test_too_much_shared_memory_for_the_device_is_explained():
     assert problem == "needs 131072 bytes of shared memory, the device has 101376"
 
 
-def test_the_default_launches_on_the_smallest_device():
+def test_the_conservative_configuration_launches_on_the_smallest_device():
     # 64 KiB of shared memory is the least that a supported device has (vllm-project/vllm PR 17744)
-    for M, N, K in GRID:
-        config = gemm_kernel.tuning.default_config(M, N, K)
+    for M, _, _ in GRID:
+        config = gemm_kernel.config.conservative_config(M)
         assert config_problem(config, DeviceProperties("cuda", (7, 5), 40, 65536)) is None
         stages = config["num_stages"]
         tile = (config["BLOCK_SIZE_M"] + config["BLOCK_SIZE_N"]) * config["BLOCK_SIZE_K"] * 2
@@ -108,17 +108,17 @@ def test_the_default_launches_on_the_smallest_device():
         assert stages * tile <= 65536
 
 
-def test_the_default_grows_with_m():
-    tuning = gemm_kernel.tuning
-    assert tuning.default_config(16, 128, 128) != tuning.default_config(1024, 128, 128)
-    assert tuning.default_config(1, 128, 128) == tuning.default_config(16, 128, 128)
+def test_the_conservative_configuration_grows_with_m():
+    conservative_config = gemm_kernel.config.conservative_config
+    assert conservative_config(16) != conservative_config(1024)
+    assert conservative_config(1) == conservative_config(16)
 
 
 def test_candidates_are_valid_distinct_and_start_with_the_default():
     properties = DeviceProperties("cuda", (8, 9), 58, 101376)
     for M, N, K in GRID:
         candidates = gemm_kernel.tuning.candidate_configs(M, N, K, properties)
-        assert candidates[0] == gemm_kernel.tuning.default_config(M, N, K)
+        assert candidates[0] == gemm_kernel.defaults.default_configs(M, N, K, properties)[0]
         assert [config_problem(config, properties) for config in candidates] == [None] * len(
             candidates
         )

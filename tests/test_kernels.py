@@ -64,7 +64,7 @@ def test_every_candidate_is_right_at_an_awkward_size(device, config):
 @pytest.mark.parametrize("tile_rows", [1, 2, 7, 8, 9, 17])
 def test_every_tile_of_out_is_written(device, group_size, tile_rows):
     # AMD-AGI/Primus-Turbo 397: the mapping from program to tile did not cover the output
-    config = {**gemm_kernel.config.default_config(1, 1, 1), "GROUP_SIZE_M": group_size}
+    config = {**gemm_kernel.config.conservative_config(1), "GROUP_SIZE_M": group_size}
     config.update(BLOCK_SIZE_M=16, BLOCK_SIZE_N=16, BLOCK_SIZE_K=16)
     for M, N in ((tile_rows * 16 - 3, 35), (35, tile_rows * 16 - 3)):
         a = torch.randn(M, 9, dtype=torch.float16, device=device)
@@ -76,7 +76,7 @@ def test_every_tile_of_out_is_written(device, group_size, tile_rows):
 @pytest.mark.gpu
 def test_a_grid_of_many_row_tiles_launches(device):
     # triton-lang/triton 3299: a grid axis that is limited to 65,535 blocks
-    config = {**gemm_kernel.config.default_config(1, 1, 1), "BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 16}
+    config = {**gemm_kernel.config.conservative_config(1), "BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 16}
     for M, N in ((16 * 65_536 + 1, 16), (16, 16 * 65_536 + 1)):
         a = torch.randn(M, 16, dtype=torch.float16, device=device)
         b = torch.randn(16, N, dtype=torch.float16, device=device)
@@ -87,7 +87,7 @@ def test_a_grid_of_many_row_tiles_launches(device):
 @pytest.mark.gpu
 def test_a_new_m_is_no_new_compile(device):
     tiled = gemm_kernel.kernels.tiled._tiled_kernel
-    config = {**gemm_kernel.config.default_config(1, 1, 1), "GROUP_SIZE_M": 5}
+    config = {**gemm_kernel.config.conservative_config(1), "GROUP_SIZE_M": 5}
     b = torch.randn(512, 256, dtype=torch.float16, device=device).t()
 
     def compiled():

@@ -350,11 +350,12 @@ def test_warmup_launches_each_configuration_once(device, tuned_dir):
     launched = gemm_kernel.warmup(N, K, device, dtype=dtype)
     assert launched[:2] == [entry(2), entry(3)]
     # and the default, which calls with more than 16 times 32 rows get
-    assert launched[-1] == tuning.default_config(8192, N, K)
-    # without a file: each of the defaults
+    assert tuning.default_config(8192, N, K, device) in launched[2:]
+    # without a file: each of the defaults, which are few
     defaults = gemm_kernel.warmup(16, 16, device, layout="NT", dtype=dtype)
-    assert defaults[0] == tuning.default_config(1, 16, 16)
-    assert defaults[-1] == tuning.default_config(8192, 16, 16)
+    Ms = (1, 2, 17, 33, 50, 70, 100, 300, 513, 1025, 3000, 8192)
+    assert all(tuning.default_config(M, 16, 16, device, "NT") in defaults for M in Ms)
+    assert len(defaults) < 40
     with pytest.raises(
         ValueError, match="warmup expects dtype float16 or bfloat16, got dtype float32"
     ):

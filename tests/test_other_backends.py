@@ -124,7 +124,7 @@ def test_a_launch_there_is_not_kept(backend, request, monkeypatch):
     monkeypatch.setattr(gemm_kernel.kernels, "INTERPRETED", False)
     monkeypatch.setattr(gemm_kernel.kernels, "compile_kernel", refuse("compile_kernel"))
     a = SimpleNamespace(device=device, data_ptr=lambda: 0)
-    config = gemm_kernel.config.default_config(16, N, K)
+    config = gemm_kernel.config.conservative_config(16)
     assert gemm_kernel.kernels.repeatable_launch(a, a, a, config) is None
 
 

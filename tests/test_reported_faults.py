@@ -706,7 +706,7 @@ import json, sys, torch
 {LOAD}
 tuning = k.tuning
 cpu = torch.device("cpu")
-plain = k.config.default_config(1, 1, 1)
+plain = k.config.conservative_config(1)
 good = json.dumps({{"16": {{**plain, "GROUP_SIZE_M": 3}}}}).encode()
 found = []
 before = set(sys.modules)
@@ -722,7 +722,7 @@ def test_k13_a_look_up_imports_nothing(tmp_path):
     # A process that has given up its rights, or whose Python was replaced under it, may not find a module any
     # more: the codec utf-8-sig is one.
     result = run_python(LOOK_UP_IMPORTS, GEMM_TUNED_CONFIG_DIR=str(tmp_path))
-    default = gemm_kernel.config.default_config(1, 1, 1)["GROUP_SIZE_M"]
+    default = gemm_kernel.config.conservative_config(1)["GROUP_SIZE_M"]
     assert result == f"{[3, 3, default, default]} []"
 
 

@@ -135,12 +135,14 @@ def test_each_fault_costs_its_candidate_alone(device, tmp_path, monkeypatch, fau
     result.skipped.pop("wrong result", None)  # SPOILS itself, where it is found out
     assert result.skipped == {"took too long": 1, "ended its process": 2, "broke the device": 1}
     assert entry(RIGHT) in [timed.config for timed in result.quick]
-    default = faulty.config.default_config(16, N, K)
-    assert json.loads(path.read_text())["16"] in [
-        {**config, **more}
-        for config in (default, entry(TALKS), entry(RIGHT))
-        for more in ({}, {"PDL": 1})
-    ]
+    # Which of them is a matter of luck, as is whether it starts early.
+    winner = without_early_start(json.loads(path.read_text())["16"])
+    default = without_early_start(faulty.tuning.default_config(16, N, K, device))
+    assert winner in (default, entry(TALKS), entry(RIGHT))
+
+
+def without_early_start(config):
+    return {key: value for key, value in config.items() if key not in ("PDL", "PREFETCH")}
 
 
 # Rounds where there are no CUDA graphs, with given times by M and num_stages.

@@ -58,14 +58,20 @@ def shipped(target: str) -> list[dict]:
     ]
 
 
-def defaults() -> list[dict]:
-    distinct: dict[str, int] = {}
-    for M in (1 << exponent for exponent in range(14)):
-        distinct.setdefault(json.dumps(gemm_kernel.config.default_config(M, 4096, 4096)), M)
+def defaults(target: str) -> list[dict]:
+    """What calls of many sizes get without a file, and what takes its place where that cannot run."""
+    distinct: dict[tuple[str, str], int] = {}
+    for M in gemm_kernel.tuning.TUNED_MS:
+        for N in (1280, 4096, 28672):
+            for layout in ("NN", "NT"):
+                found = gemm_kernel.defaults.default_configs(
+                    M, N, 4096, TARGETS[target].properties, layout
+                )
+                for config in found:
+                    distinct.setdefault((json.dumps(config), layout), M)
     return [
         {"config": json.loads(config), "layout": layout, "M": M, "from": "default"}
-        for config, M in distinct.items()
-        for layout in ("NN", "NT")
+        for (config, layout), M in distinct.items()
     ]
 
 
@@ -89,7 +95,7 @@ def _rows(config: dict) -> int:
 
 
 def compile_target(target: str, sample: int) -> list[Row]:
-    requests = [*shipped(target), *defaults(), *candidates(target)][::sample]
+    requests = [*shipped(target), *defaults(target), *candidates(target)][::sample]
     chunks = [requests[i : i + CHUNK] for i in range(0, len(requests), CHUNK)]
     reports = []
     for chunk in tqdm(chunks, desc=target, unit=f" x {CHUNK} kernels", mininterval=5):

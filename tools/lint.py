@@ -77,7 +77,9 @@ def _check(kernel: Any, path: Path, contents: dict[Path, dict]) -> Iterator[str]
         if problem:
             problems.setdefault(problem, []).append(key)
         elif name is not None:
-            default = kernel.tuning.default_config(int(key), int(name["N"]), int(name["K"]))
+            M, N, K = int(key), int(name["N"]), int(name["K"])
+            layout = "NT" if path.stem.endswith(",layout=NT") else "NN"
+            default = kernel.defaults.default_configs(M, N, K, properties, layout)[0]
             yield from _check_gain(kernel, int(key), entry, default, measured)
     for problem, keys in problems.items():
         more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""

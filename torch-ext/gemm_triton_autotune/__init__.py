@@ -13,7 +13,10 @@ from . import bench as bench
 from . import calls as calls
 from . import candidates as candidates
 from . import config as config
+from . import cost_model as cost_model
+from . import defaults as defaults
 from . import device as device
+from . import device_tables as device_tables
 from . import kernels as kernels
 from . import layers as layers
 from . import measure as measure

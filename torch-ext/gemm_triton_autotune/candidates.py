@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import kernels
-from .config import DEFAULT_KERNEL, Config, default_config, plain_config
+from .config import DEFAULT_KERNEL, Config, make_config
+from .cost_model import rates_for, time_us
+from .defaults import default_configs
 from .device import DeviceProperties
 from .device_tables import Table, table_for
 from .kernels.launch import cdiv
@@ -103,7 +105,9 @@ def candidate_configs(
 
     What is None does not narrow them.
     """
-    found = [] if None in (M, N, K) else [default_config(M, N, K)]
+    found = []
+    if None not in (M, N, K):
+        found.append(default_configs(M, N, K, properties, layout or "NN")[0])
     for config in _all(M, N, K, properties, layout):
         # A tile twice as large as the problem on one side only computes padding.
         sides = (("M", M, 16), ("N", N, 64), ("K", K, 64))
@@ -133,37 +137,37 @@ def _all(
         # 256 and more rows never fill up with a tile made for a few.
         if M is None or M < 256 or tile[0] >= 64:
             for options in table.options:
-                yield {**_config("tiled", *tile), **options}
+                yield {**make_config("tiled", *tile), **options}
     if M is None or M <= 64:
         block_m = next((size for size in (16, 32) if M is not None and size >= M), 64)
         for tile in table.swap:
             for split_k in _splits(M, N, K, block_m, tile, multiprocessors, properties):
                 for options in table.options:
-                    yield {**_config("swap", block_m, *tile, SPLIT_K=split_k), **options}
+                    yield {**make_config("swap", block_m, *tile, SPLIT_K=split_k), **options}
     if M is None or M <= 768:
         yield from _tma_swap(M, N, K, multiprocessors, properties)
     if M in (1, None):
         for tile in _GEMV if layout != "NN" else ():
-            yield _config("gemv", 1, *tile)
+            yield make_config("gemv", 1, *tile)
     if M is None or M > 32:
-        tma = [_config("tma", *tile) for tile in _TMA]
+        tma = [make_config("tma", *tile) for tile in _TMA]
         tma += [
-            _config("tma", *tile, PERSISTENT=1, EPILOGUE_SUBTILE=subtile)
+            make_config("tma", *tile, PERSISTENT=1, EPILOGUE_SUBTILE=subtile)
             for *tile, subtile in _TMA_PERSISTENT
             if None in (M, N, K) or cdiv(M, tile[0]) * cdiv(N, tile[1]) > multiprocessors
         ]
-        yield from _best_by_model(tma, M, N, K, multiprocessors)
+        yield from _best_by_model(tma, M, N, K, multiprocessors, properties)
         if M is None or M <= 512:
             for tile in _TMA_SPLIT:
                 block_m, *rest = tile
                 for split_k in _splits(M, N, K, block_m, tuple(rest), multiprocessors, properties):
                     if split_k > 1:
-                        yield _config("tma", *tile, SPLIT_K=split_k)
+                        yield make_config("tma", *tile, SPLIT_K=split_k)
         gluon = [
-            _config("gluon", block_m, block_n, 64, 4, num_stages, A_IN_REGISTERS=in_registers)
+            make_config("gluon", block_m, block_n, 64, 4, num_stages, A_IN_REGISTERS=in_registers)
             for block_m, block_n, num_stages, in_registers in _GLUON
         ]
-        yield from _best_by_model(gluon, M, N, K, multiprocessors)
+        yield from _best_by_model(gluon, M, N, K, multiprocessors, properties)
 
 
 def _tma_swap(
@@ -185,7 +189,7 @@ def _tma_swap(
                     continue
                 tile = (block_n, block_k, num_warps, num_stages)
                 for split_k in _splits(M, N, K, block_m, tile, multiprocessors, properties):
-                    yield _config("tma", block_m, *tile, SWAP=1, SPLIT_K=split_k)
+                    yield make_config("tma", block_m, *tile, SWAP=1, SPLIT_K=split_k)
 
 
 def refinements(config: Config) -> list[Config]:
@@ -207,53 +211,29 @@ def refinements(config: Config) -> list[Config]:
 
 
 def _best_by_model(
-    configs: list[Config], M: int | None, N: int | None, K: int | None, multiprocessors: int
+    configs: list[Config],
+    M: int | None,
+    N: int | None,
+    K: int | None,
+    multiprocessors: int,
+    properties: DeviceProperties | None,
 ) -> list[Config]:
     if None in (M, N, K):
         return configs
+    rates = rates_for(properties)
+    # Of equals the one that loads less for an element of out.
     ranked = sorted(
-        (tile_time_us(config, M, N, K, multiprocessors), i) for i, config in enumerate(configs)
+        (
+            time_us(config, M, N, K, rates, multiprocessors),
+            1 / config["BLOCK_SIZE_M"] + 1 / config["BLOCK_SIZE_N"],
+            i,
+        )
+        for i, config in enumerate(configs)
     )
-    limit_us = ranked[0][0][0] * _MODEL_FACTOR
+    limit_us = ranked[0][0] * _MODEL_FACTOR
     least, most = _MODEL_KEEPS[configs[0]["kernel"]]
-    close = sum(time_us <= limit_us for (time_us, _), _ in ranked)
-    return [configs[i] for _, i in ranked[: max(least, min(close, most))]]
-
-
-def tile_time_us(
-    config: Config, M: int, N: int, K: int, multiprocessors: int
-) -> tuple[float, float]:
-    """Microseconds by a work model of Hopper, and, to decide between equals, loads for an element of out.
-
-    The unit is 64 x 64 of out: a step of 64 along K costs a program about 85 ns a unit, and no less than
-    its tile takes from L2. Then whole waves count, and never less than memory takes (measured on an H200,
-    2026-11-29; Triton 3.6.0, bfloat16).
-    """
-    block_m, block_n = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
-    waves = cdiv(cdiv(M, block_m) * cdiv(N, block_n), multiprocessors)
-    # A part of 32 columns costs the tensor cores as much as one of 48.
-    columns = block_n + (16 if block_n % 64 else 0)
-    step_us = max(block_m * columns / 4096 * 0.085, (block_m + block_n) * 128 / 109e3)
-    memory_us = 2 * (M * K + N * K + M * N) / 4.3e6
-    return max(waves * step_us * cdiv(K, 64), memory_us) + 3, 1 / block_m + 1 / block_n
-
-
-# What a key means where it is absent: such a value is not written.
-_ABSENT = {
-    "SPLIT_K": 1,
-    "PERSISTENT": 0,
-    "EPILOGUE_SUBTILE": 1,
-    "A_IN_REGISTERS": 0,
-    "SWAP": 0,
-}
-
-
-def _config(kernel: str, *tile: int, **more: int) -> Config:
-    """`plain_config` of ``tile`` for a family, with what ``more`` says beyond the default of its keys."""
-    # As the upstream example writes its entries: what is absent has its default.
-    family = {} if kernel == DEFAULT_KERNEL else {"kernel": kernel}
-    others = {key: value for key, value in more.items() if value != _ABSENT[key]}
-    return {**family, **plain_config(*tile), **others}
+    close = sum(duration_us <= limit_us for duration_us, *_ in ranked)
+    return [configs[i] for *_, i in ranked[: max(least, min(close, most))]]
 
 
 def _splits(

@@ -1,4 +1,4 @@
-"""What a launch configuration is: its keys, their ranges, and the default used without a file.
+"""What a launch configuration is: its keys, their ranges, and the one for any device.
 
 A configuration is a plain dict, the very JSON object of a tuned file. Upper-case keys are
 compile-time values of a kernel and belong to its family (`kernels/`); the lower-case keys here are
@@ -105,11 +105,10 @@ def launch_options(config: Mapping[str, Any], backend: str) -> dict[str, Any]:
     return {name: config[name] for name in names if name in config}
 
 
-def default_config(M: int, N: int, K: int) -> Config:
-    """The configuration of a call for which nothing was tuned.
+def conservative_config(M: int) -> Config:
+    """A configuration for M rows that launches everywhere.
 
-    It must launch everywhere, so each tile stays within 64 KiB of shared memory, the least that a
-    supported device has (sm_75, gfx942); the number of rows is what decides between them.
+    Its tile stays within 64 KiB of shared memory, the least that a supported device has (sm_75, gfx942).
     """
     if M <= 16:
         tile = (16, 64, 128, 4, 3)
@@ -134,3 +133,21 @@ def plain_config(
         "num_warps": num_warps,
         "num_stages": num_stages,
     }
+
+
+# What a key means where it is absent: such a value is not written.
+_ABSENT = {
+    "kernel": DEFAULT_KERNEL,
+    "SPLIT_K": 1,
+    "PERSISTENT": 0,
+    "EPILOGUE_SUBTILE": 1,
+    "A_IN_REGISTERS": 0,
+    "SWAP": 0,
+}
+
+
+def make_config(kernel: str, *tile: int, **more: int) -> Config:
+    """`plain_config` of ``tile`` for a family, with what ``more`` says beyond the default of its keys."""
+    first = {"kernel": kernel} if kernel != _ABSENT["kernel"] else {}
+    others = {key: value for key, value in more.items() if value != _ABSENT[key]}
+    return {**first, **plain_config(*tile), **others}

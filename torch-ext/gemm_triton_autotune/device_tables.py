@@ -1,4 +1,4 @@
-"""The tiles that are candidates on devices other than Hopper, and the launch options that go with them.
+"""The kinds of devices; and for those other than Hopper the tiles that are candidates, with their launch options.
 
 Nothing here was measured by us. The tiles are those that published work favours on such a device (torch's
 own templates, https://github.com/pytorch/pytorch/tree/main/torch/_inductor/template_heuristics; AMD's
@@ -21,6 +21,8 @@ class Table(NamedTuple):
     tiled: list[tuple[int, int, int, int, int]]
     # (BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages)
     swap: list[tuple[int, int, int, int]]
+    # Of `tiled` those that the default is chosen from, from few rows to many, with the first of the options.
+    defaults: tuple[tuple[int, int, int, int, int], ...] = ()
     # Each tile is tried with each of these sets of launch options.
     options: tuple[dict[str, Any], ...] = ({},)
 
@@ -39,6 +41,7 @@ _SM_75 = Table(
         (128, 64, 16, 8, 2),
     ],
     swap=[],
+    defaults=((16, 64, 32, 4, 2), (32, 64, 32, 4, 2), (64, 64, 16, 4, 2), (128, 64, 16, 8, 2)),
 )
 
 # Ampere with 163 KiB of shared memory
@@ -58,6 +61,13 @@ _SM_80 = Table(
         *[(64, k, 4, s) for k, s in ((64, 5), (128, 3), (128, 4))],
         *[(128, k, 4, s) for k, s in ((64, 4), (128, 3))],
     ],
+    defaults=(
+        *[(16, n, 128, 4, 4) for n in (32, 64)],
+        (32, 64, 64, 4, 4),
+        *[(64, n, 64, 4, 4) for n in (64, 128)],
+        (128, 128, 32, 4, 4),
+        (128, 256, 64, 8, 3),
+    ),
 )
 
 # The same tensor cores with 99 KiB (Ampere's and Ada's smaller chips), and consumer Blackwell, which Triton
@@ -77,6 +87,13 @@ _SM_89 = Table(
         *[(64, k, 4, s) for k, s in ((64, 4), (64, 5), (128, 3))],
         (128, 64, 4, 4),
     ],
+    defaults=(
+        *[(16, n, 128, 4, 3) for n in (32, 64)],
+        (32, 64, 64, 4, 4),
+        *[(64, n, 64, 4, 3) for n in (64, 128)],
+        (128, 128, 32, 4, 3),
+        (128, 256, 32, 8, 3),
+    ),
 )
 
 # Data-centre Blackwell: an instruction takes 128 rows, and 64 at least
@@ -94,6 +111,13 @@ _SM_100 = Table(
         *[(64, k, 4, s) for k, s in ((64, 8), (128, 4), (128, 6))],
         *[(128, k, 4, s) for k, s in ((64, 4), (64, 6), (128, 4))],
     ],
+    defaults=(
+        *[(16, n, 128, 4, 4) for n in (32, 64)],
+        (32, 64, 128, 4, 3),
+        (64, 128, 64, 4, 4),
+        (128, 128, 64, 8, 4),
+        (128, 256, 64, 8, 4),
+    ),
 )
 
 # AMD keeps one stage less in shared memory (LDS) than there are, and a 16x16 instruction, which leaves more
@@ -111,11 +135,19 @@ _CDNA_TILED = [
     *[(m, n, k, 8, s) for m, n in ((128, 256), (256, 128)) for k, s in ((32, 3), (64, 2))],
     *[(256, 256, k, 8, 2) for k in (32, 64)],
 ]
+_CDNA_DEFAULTS = (
+    *[(16, n, 256, 4, 2) for n in (16, 32)],
+    (32, 64, 128, 4, 2),
+    (64, 64, 64, 4, 2),
+    (128, 128, 64, 8, 2),
+    (128, 256, 64, 8, 2),
+)
 _CDNA_SWAP = [(64, 128, 4, 2), (64, 256, 4, 2), (128, 64, 4, 3), (128, 128, 4, 2)]
 # kpack, two steps of an instruction from one load of LDS, is gone from gfx950 on: its instructions are as deep.
 _CDNA = Table(
     _CDNA_TILED,
     _CDNA_SWAP,
+    _CDNA_DEFAULTS,
     (
         {"matrix_instr_nonkdim": 16, "kpack": 2},
         {"matrix_instr_nonkdim": 16, "kpack": 2, "waves_per_eu": 2},
@@ -128,6 +160,7 @@ _GFX950 = Table(
         *[(m, n, 64, 8, 3) for m, n in ((128, 256), (256, 128))],
     ],
     [*_CDNA_SWAP, (64, 256, 4, 3), (128, 128, 4, 3)],
+    _CDNA_DEFAULTS,
     ({"matrix_instr_nonkdim": 16}, {"matrix_instr_nonkdim": 16, "waves_per_eu": 2}),
 )
 _RDNA = Table(
@@ -142,6 +175,12 @@ _RDNA = Table(
         *[(m, n, 32, 8, 2) for m, n in ((128, 256), (256, 128))],
     ],
     swap=[(64, 64, 4, 2), (64, 128, 4, 2)],
+    defaults=(
+        *[(16, n, 64, 4, 2) for n in (32, 64)],
+        (32, 64, 64, 4, 2),
+        (64, 64, 32, 4, 2),
+        (128, 128, 32, 8, 2),
+    ),
 )
 
 # An Intel warp is 16 or 32 wide and a large tile takes 32 of them; 256 registers for a thread instead of 128
@@ -155,24 +194,48 @@ _XPU = Table(
         *[(m, n, 32, 32, s) for m, n in ((128, 256), (256, 128), (256, 256)) for s in (2, 3)],
     ],
     swap=[(64, 64, 4, 2), (64, 128, 8, 2), (128, 64, 8, 2)],
+    defaults=(
+        (16, 64, 64, 4, 2),
+        (32, 64, 128, 4, 2),
+        (64, 64, 32, 8, 2),
+        (128, 128, 32, 32, 2),
+        (256, 256, 32, 32, 2),
+    ),
     options=({}, {"grf_mode": "256"}),
 )
 
 
-def table_for(properties: DeviceProperties | None) -> Table | None:
-    """The table of devices like this one, or None: Hopper, and what is not known."""
+_TABLES = {
+    "sm_75": _SM_75,
+    "sm_80": _SM_80,
+    "sm_89": _SM_89,
+    "sm_100": _SM_100,
+    "gfx9": _CDNA,
+    "gfx950": _GFX950,
+    "gfx11": _RDNA,
+    "xpu": _XPU,
+}
+
+
+def device_kind(properties: DeviceProperties | None) -> str | None:
+    """The kind of device that this one is, by its first architecture; None for what is not known."""
     if properties is None:
         return None
     if properties.backend == "cuda":
         major, minor = properties.capability or (0, 0)
         if major == 8:
-            return _SM_80 if minor == 0 else _SM_89
-        return {7: _SM_75, 10: _SM_100, 12: _SM_89}.get(major)
+            return "sm_80" if minor == 0 else "sm_89"
+        return {7: "sm_75", 9: "sm_90", 10: "sm_100", 12: "sm_89"}.get(major)
     if properties.backend == "rocm":
         architecture = properties.architecture or ""
         if architecture in ("gfx90a", "gfx942"):
-            return _CDNA
+            return "gfx9"
         if architecture == "gfx950":
-            return _GFX950
-        return _RDNA if architecture.startswith(("gfx11", "gfx12")) else None
-    return _XPU if properties.backend == "xpu" else None
+            return "gfx950"
+        return "gfx11" if architecture.startswith(("gfx11", "gfx12")) else None
+    return "xpu" if properties.backend == "xpu" else None
+
+
+def table_for(properties: DeviceProperties | None) -> Table | None:
+    """The table of devices like this one, or None: Hopper, and what is not known."""
+    return _TABLES.get(device_kind(properties) or "")

@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple
 
 from .bench import Skip
 from .candidates import refinements
-from .config import Config, default_config
+from .config import Config
 
 logger = logging.getLogger("gemm_triton_autotune")
 
@@ -71,16 +71,17 @@ def search(
     K: int,
     bench: Any,
     candidates: Sequence[Config],
+    default: Config,
     present: Config | None = None,
     compiled: Compiled = uncompiled,
     on_progress: Callable[[int, int, int, float], None] | None = None,
 ) -> Result:
     """Find the fastest right one of ``candidates`` with a `Bench` or `RemoteBench`.
 
-    present: what is used until now; it stays unless another one is faster beyond the noise.
+    default: the candidate that takes no tuning. present: what is used until now; it stays unless another one is faster beyond the noise.
     Raises: RuntimeError if no candidate runs, or the operands do not fit.
     """
-    return _Search(M, N, K, bench, present, compiled, on_progress).run(list(candidates))
+    return _Search(M, N, K, bench, default, present, compiled, on_progress).run(list(candidates))
 
 
 class _Search:
@@ -90,6 +91,7 @@ class _Search:
         N: int,
         K: int,
         bench: Any,
+        default: Config,
         present: Config | None,
         compiled: Compiled,
         on_progress: Callable[[int, int, int, float], None] | None,
@@ -97,7 +99,7 @@ class _Search:
         self.M = M
         self.shape = f"M={M}, N={N}, K={K}"
         self.bench = bench
-        self.default = default_config(M, N, K)
+        self.default = default
         self.present = present
         self.compiled = compiled
         self.on_progress = on_progress
@@ -111,7 +113,9 @@ class _Search:
         self._look(candidates)
         if self.bench.has_rounds:
             leaders = sorted(self.times, key=_time)[:_REFINED]
-            self._look([new for leader in leaders for new in refinements(leader.config)])
+            known = [config for _, config in self.times]
+            new = (config for leader in leaders for config in refinements(leader.config))
+            self._look([config for config in new if config not in known])
         while True:
             final = self._final(len(candidates))
             if not final.is_empty():

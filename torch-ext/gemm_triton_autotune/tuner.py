@@ -23,7 +23,8 @@ import torch
 from . import kernels, measure, search
 from .bench import Bench, Problem, Skip
 from .candidates import candidate_configs
-from .config import Config, default_config
+from .config import Config
+from .defaults import default_configs
 from .device import DeviceProperties, device_properties
 from .measurements import TOP, Measurement, describe_environment, is_same_environment
 from .workers import Workers
@@ -191,7 +192,7 @@ class Tuner:
     ) -> None:
         self._problem = problem
         self._bench = bench
-        properties = device_properties(device)
+        self._properties = properties = device_properties(device)
         self._entries = {
             M: config
             for M, config in entries.items()
@@ -230,7 +231,8 @@ class Tuner:
         return failures
 
     def _default(self, M: int) -> Config:
-        return default_config(M, self._problem.N, self._problem.K)
+        N, K, layout, _ = self._problem
+        return default_configs(M, N, K, self._properties, layout)[0]
 
     def _own_candidates(self, M: int) -> list[Config]:
         default = self._default(M)
@@ -250,6 +252,7 @@ class Tuner:
             self._problem.K,
             self._bench,
             tried,
+            self._default(M),
             self._entries.get(M),
             search.uncompiled if self._workers is None else functools.partial(self._compiled, M),
             self._on_progress,

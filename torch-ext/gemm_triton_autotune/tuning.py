@@ -20,7 +20,8 @@ from . import kernels, measure, search
 from .arguments import check_device, check_dtype, check_problem, default_dtype, writable
 from .bench import Problem
 from .candidates import candidate_configs as candidate_configs
-from .config import Config, default_config
+from .config import Config
+from .defaults import default_configs
 from .device import device_name, device_properties, resolve_device
 from .measurements import Measurement, measurements_dir, read_measurements, save_measurements
 from .tuned_file import REACH, TunedConfigs, read_mergeable, read_tuned_file, save_tuned_configs
@@ -116,6 +117,7 @@ class _TunedConfigsCache:
 
     def cache_clear(self) -> None:
         _logged.clear()
+        _failed_defaults.clear()
         self.forget()
 
 
@@ -197,7 +199,36 @@ def get_config(
     tuned = _load_tuned_configs(N, K, device, layout)
     nearest_m = None if tuned is None else tuned.nearest(M, accepts)
     # A copy: the entry is what every later call gets.
-    return default_config(M, N, K) if nearest_m is None else dict(tuned[nearest_m])
+    if nearest_m is not None:
+        return dict(tuned[nearest_m])
+    return _default(M, N, K, resolve_device(device), layout, accepts)
+
+
+def default_config(
+    M: int, N: int, K: int, device: torch.device | None = None, layout: str = "NN"
+) -> Config:
+    """The configuration of a (M, K) @ (K, N) on ``device`` for which nothing was tuned."""
+    return _default(M, N, K, resolve_device(device), layout)
+
+
+# Defaults that failed to launch where another one did, with the device.
+_failed_defaults: list[tuple[torch.device, Config]] = []
+
+
+def _default(
+    M: int,
+    N: int,
+    K: int,
+    device: torch.device,
+    layout: str,
+    accepts: Callable[[Config], bool] | None = None,
+) -> Config:
+    """The first default that ``accepts`` takes; the last one whatever it says."""
+    *better, last = default_configs(M, N, K, device_properties(device), layout)
+    for config in better:
+        if (accepts is None or accepts(config)) and (device, config) not in _failed_defaults:
+            return dict(config)
+    return dict(last)
 
 
 def launch_tuned(
@@ -230,10 +261,10 @@ def launch_tuned(
         except torch.OutOfMemoryError:
             raise
         # Whatever went wrong (shared memory, registers, a fault of the compiler), an entry of a file is
-        # not worth a failed call: the next nearest takes over, and in the end the default. If that fails
-        # too, it was no entry's fault: the call fails, and none is given up.
+        # not worth a failed call: the next nearest takes over, and in the end the defaults. If the last of
+        # these fails too, it was no entry's fault: the call fails, and none is given up.
         except Exception as error:
-            if config == default_config(M, N, K):
+            if config == default_configs(M, N, K, device_properties(a.device), layout)[-1]:
                 raise
             failed.append((config, error))
         else:
@@ -245,21 +276,24 @@ def launch_tuned(
 def _reject(
     config: Config, error: Exception, N: int, K: int, device: torch.device, layout: str
 ) -> None:
-    """Forget the entries with a ``config`` that failed to launch where another one did not.
+    """Forget the entries with a ``config``, or the default, that failed to launch where another one did not.
 
-    A file's entry can be in range and yet need more than the device has, which only compiling shows.
+    What is in range may yet need more than the device has, which only compiling shows.
     """
     dropped = _load_tuned_configs.discard(config, N, K, device, layout)
     if dropped is None:
-        return
+        what = f"The default GEMM configuration {config}"
+        _failed_defaults.append((device, config))
+    else:
+        path, Ms = dropped
+        what = f"Tuned GEMM file {path}: the entry for M={', '.join(map(str, Ms))}"
     forget_call_plans()
-    path, Ms = dropped
     # A compiler's message can be pages long; its first line names the fault.
     reason = (str(error).strip() or "no message").splitlines()[0][:200]
     _log_once(
         logging.WARNING,
-        f"Tuned GEMM file {path}: the entry for M={', '.join(map(str, Ms))} cannot be launched here "
-        f"({type(error).__name__}: {reason}). It is not used any more in this process.",
+        f"{what} cannot be launched here ({type(error).__name__}: {reason}). It is not used any more in "
+        "this process.",
     )
 
 
@@ -281,7 +315,7 @@ def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: 
             + _times_in_words(tuned.path, nearest_m, config)
         )
     else:
-        config = default_config(M, N, K)
+        config = default_config(M, N, K, device, layout)
         why = f"the default, because {_why_default(N, K, device, layout, tuned)}"
     problem = f"(M={M}, K={K}) @ (K={K}, N={N}), {layout}, on {device_name(device)}"
     return _printable(f"{problem}: {config}, {why}.")
@@ -311,6 +345,21 @@ def _why_default(
     return f"there is no {' or '.join(names)} in {', '.join(map(str, search_path()))}"
 
 
+# The most rows that a warm-up runs, and looks for defaults.
+_WARMED_ROWS = 8192
+
+
+def _rows_of_each_default(
+    N: int, K: int, device: torch.device, layout: str, tuned: TunedConfigs | dict
+) -> list[int]:
+    """For each default that calls can get beside ``tuned``, the fewest rows that do."""
+    first: dict[str, int] = {}
+    for M in range(1, _WARMED_ROWS + 1):
+        if not tuned or tuned.nearest(M) is None:
+            first.setdefault(str(default_config(M, N, K, device, layout)), M)
+    return list(first.values())
+
+
 def warmup(
     N: int,
     K: int,
@@ -322,8 +371,8 @@ def warmup(
     """Compile every configuration that calls with a weight of this shape can get, before they come.
 
     bias: for calls that have one, which are other kernels than those that have none.
-    Runs one product for each, of as many rows as its M and at most 8192. Returns: the configurations, in
-    order of M. Raises: ValueError for arguments out of range; torch.OutOfMemoryError if they do not fit.
+    Runs one product for each, of as many rows as its M and at most 8192; calls with more rows may meet one more
+    default. Returns: the configurations, in order of M. Raises: ValueError for arguments out of range; torch.OutOfMemoryError if they do not fit.
     """
     device = resolve_device(device)
     check_problem((), N, K, layout)
@@ -332,12 +381,11 @@ def warmup(
     b = measure.make_weight(N, K, dtype, layout, device)
     bias_row = torch.zeros(N, dtype=dtype, device=device) if bias else None
     tuned = _load_tuned_configs(N, K, device, layout) or {}
-    # Where no entry serves, the default depends on M: powers of two see all of its steps.
-    Ms = sorted({*tuned, *(1 << exponent for exponent in range(14))})
+    Ms = {*tuned, *_rows_of_each_default(N, K, device, layout, tuned)}
     launched: list[Config] = []
-    for M in Ms:
+    for M in sorted(Ms):
         # A file may have any M; more rows than these are only more tiles of the same kernel.
-        a = torch.zeros(min(M, 8192), K, dtype=dtype, device=device)
+        a = torch.zeros(min(M, _WARMED_ROWS), K, dtype=dtype, device=device)
         out = a.new_empty(a.shape[0], N)
 
         def accepts(config: Config, a: torch.Tensor = a, out: torch.Tensor = out) -> bool:

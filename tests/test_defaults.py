@@ -1,0 +1,208 @@
+"""The default of each kind of device: it fits, it is followed by what runs everywhere, and it knows waves."""
+
+import json
+import logging
+import time
+
+import kernels
+import pytest
+import torch
+
+from .compile_targets import TARGETS, compile_all, missing_instructions
+
+gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
+tuning = gemm_kernel.tuning
+default_configs = gemm_kernel.defaults.default_configs
+conservative_config = gemm_kernel.config.conservative_config
+config_problem = gemm_kernel.kernels.config_problem
+DeviceProperties = gemm_kernel.device.DeviceProperties
+
+H200 = TARGETS["sm_90"].properties
+DEVICES = {name: target.properties for name, target in TARGETS.items()}
+DEVICES["H100 PCIe"] = H200._replace(multiprocessors=114)
+DEVICES["RTX 4090"] = TARGETS["sm_89"].properties._replace(multiprocessors=128)
+DEVICES["XPU"] = DeviceProperties("xpu", None, 128, 131072, warp_size=32)
+UNKNOWN = {
+    "sm_130": DeviceProperties("cuda", (13, 0), 200, 65536, warp_size=32),
+    "gfx1300": DeviceProperties("rocm", None, 64, 65536, architecture="gfx1300", warp_size=32),
+    "a GPU of which torch tells nothing": DeviceProperties("cuda"),
+    "interpreter": DeviceProperties("cpu"),
+}
+SIZES = [
+    (M, N, K, layout)
+    for M in (1, 2, 16, 17, 33, 64, 65, 96, 129, 200, 384, 1000, 8192, 100_000)
+    for N, K in ((4096, 4096), (1280, 8192), (151936, 2560), (1, 1), (33, 65), (8, 100_000))
+    for layout in ("NN", "NT")
+]
+
+
+@pytest.fixture(params=["as here", "Hopper with Gluon"])
+def families(request, monkeypatch):
+    """The interpreter refuses Gluon; what a GPU would get is to be looked at, too."""
+    gluon = gemm_kernel.kernels.gluon
+    if request.param != "as here":
+        monkeypatch.setattr(gluon, "INTERPRETED", False)
+        monkeypatch.setattr(gluon, "IMPORT_PROBLEM", None)
+    gemm_kernel.defaults._options.cache_clear()
+    default_configs.cache_clear()
+    yield request.param
+    monkeypatch.undo()
+    gemm_kernel.defaults._options.cache_clear()
+    default_configs.cache_clear()
+
+
+@pytest.mark.parametrize("name", [*DEVICES, *UNKNOWN])
+def test_every_default_can_be_launched_and_the_last_one_everywhere(name, families):
+    properties = {**DEVICES, **UNKNOWN}[name]
+    for M, N, K, layout in SIZES:
+        found = default_configs(M, N, K, properties, layout)
+        assert [config_problem(config, properties) for config in found] == [None] * len(found)
+        assert found[-1] == conservative_config(M)
+        assert len({json.dumps(config) for config in found}) == len(found)
+        if name in UNKNOWN:
+            assert len(found) == 1
+
+
+def test_operands_that_a_family_refuses_get_another_one(families):
+    # What TMA takes, and three that it does not: odd rows, an odd address, steps between elements.
+    for M in (1, 20, 64, 200, 2000):
+        for layout in ("NN", "NT"):
+            for start, step, N, K in ((0, 1, 512, 256), (0, 1, 511, 255), (1, 1, 512, 256), (0, 2, 512, 256)):  # fmt: skip
+                a = torch.empty(M, 2 * K + 8, dtype=torch.float16)[
+                    :, start : start + step * K : step
+                ]
+                b = torch.empty(N, K, dtype=a.dtype).t() if layout == "NT" else torch.empty(K, N, dtype=a.dtype)  # fmt: skip
+                out = torch.empty(M, N, dtype=a.dtype)
+                found = default_configs(M, N, K, H200, layout)
+                taken = [
+                    gemm_kernel.kernels.operand_problem(config, a, b, out) is None
+                    for config in found
+                ]
+                assert taken[-1]
+                # By what a call knows before it looks at its operands, the first is the one that is used.
+                if start == 0 and step == 1:
+                    assert taken[0], (M, N, K, layout, found[0])
+                # Few rows never fall back to the tile that is made for any device.
+                if M in (20, 64):
+                    assert taken.index(True) < len(found) - 1
+
+
+def family(config):
+    return config.get("kernel", "tiled")
+
+
+@pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
+def test_hopper_gets_each_family_where_it_is_made_for(families):
+    def first(M, N, K, layout="NT"):
+        return default_configs(M, N, K, H200, layout)[0]
+
+    assert family(first(1, 4096, 4096)) == "gemv"
+    assert family(first(1, 4096, 4096, "NN")) == "swap"
+    few_tiles = first(16, 1280, 8192)
+    assert (family(few_tiles), few_tiles["SPLIT_K"]) == ("swap", 6)
+    assert "SPLIT_K" not in first(16, 8192, 8192)
+    assert family(first(64, 4096, 4096)) == "tma"
+    # 8 x 16 tiles of 128 x 256 and 5 x 22 of 192 x 192 are one wave, 8 x 22 of 128 x 192 would be two.
+    assert first(1024, 4096, 4096)["BLOCK_SIZE_N"] == 256
+    assert family(first(4096, 4096, 4096)) == "gluon"
+    # Descriptors need rows of a multiple of 16 bytes.
+    assert {family(config) for config in default_configs(4096, 4095, 4093, H200, "NT")} == {"tiled"}
+
+
+@pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
+def test_the_default_follows_the_number_of_multiprocessors(families):
+    small = H200._replace(multiprocessors=66)
+    assert default_configs(16, 1280, 8192, small, "NT")[0]["SPLIT_K"] == 3
+    assert any(
+        default_configs(M, 6144, 4096, small, "NT")[0]
+        != default_configs(M, 6144, 4096, H200, "NT")[0]
+        for M in (256, 384, 512, 768, 1024)
+    )
+
+
+def test_the_choice_costs_microseconds_and_is_kept():
+    default_configs.cache_clear()
+    start = time.perf_counter()
+    for M in range(1, 1001):
+        default_configs(M, 4096, 4096, H200, "NT")
+    fresh = time.perf_counter() - start
+    start = time.perf_counter()
+    for M in range(1, 1001):
+        default_configs(M, 4096, 4096, H200, "NT")
+    # No measure of this machine: a choice looks at a list, and a kept one at nothing.
+    assert time.perf_counter() - start < fresh / 3
+    assert default_configs.cache_info().maxsize is not None
+
+
+def test_what_a_call_gets_is_its_own(device):
+    tuning.get_config(16, 123, 456, device)["num_stages"] = 99
+    assert tuning.get_config(16, 123, 456, device)["num_stages"] != 99
+    assert tuning.get_config(16, 123, 456, device) == tuning.default_config(16, 123, 456, device)
+
+
+# The defaults of the kinds whose compiler is quickest; `make matrix` compiles those of all.
+@pytest.mark.parametrize("target", ["sm_89", "gfx942"])
+def test_the_defaults_of_other_devices_compile_without_a_spill(target):
+    properties = TARGETS[target].properties
+    requests = {}
+    for M in (1, 32, 64, 96, 256, 512, 4096):
+        config = default_configs(M, 4096, 4096, properties, "NT")[0]
+        requests.setdefault(json.dumps(config), {"config": config, "layout": "NT", "M": M})
+    assert len(requests) >= 3
+    for report in compile_all(target, list(requests.values()), processes=2):
+        assert not {"error", "refused"} & set(report), report
+        assert report["spilled"] == 0, report
+        assert missing_instructions(target, report) is None, report
+
+
+@pytest.fixture
+def two_defaults(monkeypatch, device):
+    """A default that is better than the conservative one, on a device whose memory is new."""
+    better = {**conservative_config(40), "num_stages": 2}
+    chosen = (better, conservative_config(40))
+    monkeypatch.setattr(tuning, "default_configs", lambda *arguments: chosen)
+    tuning._load_tuned_configs.cache_clear()
+    yield chosen
+    tuning._load_tuned_configs.cache_clear()
+
+
+def test_a_default_that_cannot_be_launched_gives_way_and_is_not_tried_again(
+    two_defaults, device, monkeypatch, caplog
+):
+    launched = []
+    launch = gemm_kernel.kernels.launch_gemm_kernel
+
+    def failing(a, b, out, config, *bias):
+        launched.append(config)
+        if config == two_defaults[0]:
+            raise RuntimeError("ptxas fatal: something\nand pages more")
+        return launch(a, b, out, config, *bias)
+
+    monkeypatch.setattr(gemm_kernel.kernels, "launch_gemm_kernel", failing)
+    a = torch.randn(40, 64, dtype=torch.float16, device=device)
+    b = torch.randn(64, 48, dtype=torch.float16, device=device)
+    with caplog.at_level(logging.WARNING, logger="gemm_triton_autotune"):
+        for _ in range(3):
+            gemm_kernel.gemm(a, b)
+            b = b.clone()
+    assert launched == [*two_defaults, two_defaults[1], two_defaults[1]]
+    told = [record.message for record in caplog.records if "cannot be launched" in record.message]
+    assert len(told) == 1
+    assert "The default GEMM configuration" in told[0]
+    assert "ptxas fatal: something)" in told[0]
+    assert tuning.default_config(40, 48, 64, device) == two_defaults[1]
+
+
+def test_if_every_default_fails_the_call_does_and_none_is_given_up(
+    two_defaults, device, monkeypatch
+):
+    def failing(*arguments):
+        raise RuntimeError("no kernel image")
+
+    a = torch.randn(40, 64, dtype=torch.float16, device=device)
+    b = torch.randn(64, 48, dtype=torch.float16, device=device)
+    with monkeypatch.context() as context:
+        context.setattr(gemm_kernel.kernels, "launch_gemm_kernel", failing)
+        with pytest.raises(RuntimeError, match="no kernel image"):
+            gemm_kernel.gemm(a, b)
+    assert tuning.default_config(40, 48, 64, device) == two_defaults[0]

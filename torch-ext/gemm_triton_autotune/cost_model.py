@@ -1,0 +1,77 @@
+"""How long a configuration takes, by a work model: good enough to rank configurations, not to time them.
+
+The unit of work is a block of 64 x 64 of out and 64 along K. A program takes its blocks one after the other, and
+a wave of programs as long as one of them; no product is faster than memory brings its operands. That waves are
+what matters on Hopper, and what a block takes there, was measured (`benchmarks/NOTES.md`, section 16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .device import DeviceProperties
+from .device_tables import device_kind
+from .kernels.launch import cdiv
+
+
+class Rates(NamedTuple):
+    """What is assumed of one multiprocessor of a kind of device."""
+
+    multiprocessors: int  # where torch does not tell
+    block_us: float  # for a block of work
+    tile_bytes_per_us: float  # at which tiles of a and b come in, mostly from L2
+    memory_bytes_per_us: float  # its share of the memory's bandwidth
+
+
+# Measured for sm_90 on an H200. For the others two thirds of the matrix rate and 0.85 of the bandwidth that the vendor
+# gives for the example, and tiles that come in three times as fast as memory brings them.
+_RATES = {
+    "sm_75": Rates(40, 3.9, 20e3, 6.8e3),  # T4, by its float32 units: Triton uses no others there
+    "sm_80": Rates(108, 0.27, 45e3, 15e3),  # A100
+    "sm_89": Rates(58, 0.38, 13e3, 4.4e3),  # L4
+    "sm_90": Rates(132, 0.085, 109e3, 30e3),
+    "sm_100": Rates(148, 0.052, 130e3, 45e3),  # B200
+    "gfx9": Rates(304, 0.18, 45e3, 15e3),  # MI300X
+    "gfx950": Rates(256, 0.088, 80e3, 26e3),  # MI355X
+    "gfx11": Rates(96, 0.61, 25e3, 8.5e3),  # RX 7900 XTX
+    "xpu": Rates(128, 0.12, 65e3, 22e3),  # Data Center GPU Max 1550
+}
+_LAUNCH_US = 3.0
+_WAVE_US = 0.1
+_SPLIT_US = 1.5
+# A wgmma of 16 or 32 columns takes as long as one of 16 more.
+_NARROW_PART = 16
+
+
+def rates_for(properties: DeviceProperties | None) -> Rates:
+    """The rates of devices like this one; of an H200 where the kind is not known."""
+    return _RATES[device_kind(properties) or "sm_90"]
+
+
+def time_us(
+    config: Mapping[str, Any], M: int, N: int, K: int, rates: Rates, multiprocessors: int | None
+) -> float:
+    """Microseconds for (M, K) @ (K, N) with ``config`` on so many multiprocessors (None: as ``rates`` says)."""
+    multiprocessors = multiprocessors or rates.multiprocessors
+    block_m, block_n, split = (
+        config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"], config.get("SPLIT_K", 1)
+    )  # fmt: skip
+    columns = block_m if config.get("SWAP") else block_n
+    if columns > 64 and columns % 64:
+        columns += _NARROW_PART
+    rows = block_n if config.get("SWAP") else block_m
+    block_us = max(
+        rows * columns * (rates.block_us / 4096),
+        (block_m + block_n) * 128 / rates.tile_bytes_per_us,
+    )
+    waves = cdiv(cdiv(M, block_m) * cdiv(N, block_n) * split, multiprocessors)
+    work_us = waves * (cdiv(cdiv(K, 64), split) * block_us + _WAVE_US)
+    bandwidth = multiprocessors * rates.memory_bytes_per_us
+    memory_us = 2 * (M * K + N * K + M * N) / bandwidth
+    # A smooth maximum: where both are near each other, each hinders the other.
+    total_us = _LAUNCH_US + (work_us**4 + memory_us**4) ** 0.25
+    if split > 1:
+        # Partial sums in float32, written and read.
+        total_us += _SPLIT_US + 8 * split * M * N / bandwidth
+    return total_us

@@ -1,0 +1,150 @@
+"""Which configuration a call gets for which nothing was tuned: the best of a short list, by the cost model.
+
+The list for Hopper, and how near the choice comes to what tuning finds, is from measurements on an H200
+(`benchmarks/NOTES.md`, section 16). Elsewhere it is reasoned; a device that is not known gets the one tile
+for its number of rows that launches everywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from . import kernels
+from .config import DEFAULT_KERNEL, Config, conservative_config, make_config
+from .cost_model import rates_for, time_us
+from .device import DeviceProperties
+from .device_tables import Table, device_kind, table_for
+from .kernels.launch import cdiv
+
+# A part of K shorter than this does not pay for its share of the partial sums.
+_LEAST_PART = 1024
+_MOST_PARTS = 16
+# Elements of b; a call with more takes so long that its start no longer counts.
+_SMALL_WEIGHT = 1 << 24
+
+_ANY = 1 << 62
+
+
+class _Option(NamedTuple):
+    """A configuration, and for which calls it is in the list."""
+
+    config: Config
+    more_rows_than: int = 0
+    rows_up_to: int = _ANY
+    # K may be split until there is a program for each multiprocessor.
+    splits: bool = False
+    # Only where there are at most as many tiles as multiprocessors (True), or more (False).
+    one_wave: bool | None = None
+
+
+def _hopper_options(layout: str) -> Iterator[_Option]:
+    if layout == "NT":
+        yield _Option(make_config("gemv", 1, 2, 1024, 4, 1), 0, 1)
+    # All rows in one tile, or in two of them, so that b is read once and twice.
+    for block_m, low, num_stages in ((48, 32, 8), (64, 48, 7), (96, 64, 5), (128, 96, 4)):
+        config = make_config("tma", block_m, 64, 128, 4, num_stages, SWAP=1)
+        yield _Option(config, low, block_m, splits=True)
+        if block_m >= 96:
+            yield _Option(config, 2 * low, 2 * block_m, splits=True)
+    yield _Option(make_config("tma", 64, 64, 128, 4, 6), 32, 1024)
+    # Few rows are bound by memory, so as many bytes in flight as fit: one program with six stages, or several
+    # with four. For more than 32 rows only where TMA cannot load.
+    for block_m, low in ((16, 0), (32, 16), (64, 32)):
+        for num_stages, one_wave in ((6, True), (4, False)):
+            config = make_config("swap", block_m, 64, 128, 4, num_stages)
+            yield _Option(config, low, block_m, splits=one_wave, one_wave=one_wave)
+    for block_m, block_n, num_stages, in_registers in (
+        *[(64, n, s, 0) for n, s in ((96, 10), (128, 8), (160, 7), (192, 6), (256, 5), (320, 4))],
+        *[(128, n, s, 0) for n, s in ((128, 6), (192, 5), (256, 4))],
+        *[(128, n, s, 1) for n, s in ((224, 4), (320, 3))],
+        *[(192, 192, 4, 1), (256, 128, 4, 0)],
+    ):
+        tile = block_m, block_n, 64, 4, num_stages
+        yield _Option(make_config("gluon", *tile, A_IN_REGISTERS=in_registers), 32)
+    # What TMA does not take; the others are always faster.
+    for tile in ((64, 64, 128, 4, 3), (128, 128, 64, 4, 3), (128, 256, 64, 8, 3)):
+        yield _Option(make_config(DEFAULT_KERNEL, *tile), 64)
+
+
+def _table_options(table: Table | None) -> Iterator[_Option]:
+    for tile in table.defaults if table else ():
+        config = {**make_config(DEFAULT_KERNEL, *tile), **table.options[0]}
+        rows = tile[0]
+        # The model does not know what padding costs where memory is the bound, nor that small tiles multiply slowly.
+        low = rows // 2 if rows > 16 else 0
+        yield _Option(config, low, 4 * rows if rows < 64 else _ANY)
+
+
+@functools.cache
+def _options(properties: DeviceProperties, layout: str) -> list[_Option]:
+    """The list for such a device, without what it or this Triton cannot run."""
+    if device_kind(properties) == "sm_90":
+        options = _hopper_options(layout)
+    else:
+        options = _table_options(table_for(properties))
+    possible = []
+    for option in options:
+        # Started early where that can be: on an H200 it takes a few percent off a short call, and never adds any.
+        for config in ({**option.config, "PDL": 2}, option.config):
+            if kernels.config_problem(config, properties) is None:
+                possible.append(option._replace(config=config))
+                break
+    return possible
+
+
+@functools.lru_cache(maxsize=4096)
+def default_configs(
+    M: int, N: int, K: int, properties: DeviceProperties | None = None, layout: str = "NN"
+) -> tuple[Config, ...]:
+    """What a (M, K) @ (K, N) on such a device runs with if nothing was tuned: the best of each family, by the
+    cost model, the best first and the one that runs everywhere last.
+
+    properties: None stands for any device. The configurations are shared: they are not to be changed.
+    """
+    conservative = conservative_config(M)
+    if properties is None:
+        return (conservative,)
+    rates = rates_for(properties)
+    multiprocessors = properties.multiprocessors or rates.multiprocessors
+    best: dict[str, tuple[bool, float, float, Config]] = {}
+    for option in _options(properties, layout):
+        if not option.more_rows_than < M <= option.rows_up_to:
+            continue
+        family = option.config.get("kernel", DEFAULT_KERNEL)
+        if not _takes(family, N, K, layout):
+            continue
+        block_m, block_n = option.config["BLOCK_SIZE_M"], option.config["BLOCK_SIZE_N"]
+        tiles = cdiv(M, block_m) * cdiv(N, block_n)
+        if option.one_wave is not None and option.one_wave != (tiles <= multiprocessors):
+            continue
+        configs = [option.config]
+        most = min(multiprocessors // tiles, K // _LEAST_PART, _MOST_PARTS)
+        if option.splits and most > 1:
+            configs.append({**option.config, "SPLIT_K": most})
+        for config in configs:
+            duration_us = time_us(config, M, N, K, rates, multiprocessors)
+            # Of equals the one that loads less. On Hopper the plain kernel is there for what others do not take.
+            rank = (family == DEFAULT_KERNEL, duration_us, 1 / block_m + 1 / block_n)
+            if family not in best or rank < best[family][:3]:
+                best[family] = (*rank, config)
+    ranked = [
+        _with_prefetch(config, N, K)
+        for *_, config in sorted(best.values(), key=lambda rank: rank[:3])
+    ]
+    return (*(config for config in ranked if config != conservative), conservative)
+
+
+def _with_prefetch(config: Config, N: int, K: int) -> Config:
+    """What starts early brings 32 KiB of a small b into L2 meanwhile."""
+    if not config.get("PDL") or config["kernel"] not in ("swap", "tma") or N * K > _SMALL_WEIGHT:
+        return config
+    return {**config, "PREFETCH": 16384 // (config["BLOCK_SIZE_N"] * config["BLOCK_SIZE_K"])}
+
+
+def _takes(family: str, N: int, K: int, layout: str) -> bool:
+    """Can rows of these lengths be those of TMA's descriptors, where the family has some?"""
+    if family == "tma":
+        return K % 8 == 0 and (layout == "NT" or N % 8 == 0)
+    return family != "gluon" or N % 8 == K % 8 == 0
