@@ -140,9 +140,9 @@ def main() -> int:
     parser = _parser()
     arguments = parser.parse_args()
     try:
-        compared = {name: providers.provider(name) for name in arguments.providers}
-    except argparse.ArgumentTypeError as error:
-        parser.error(f"argument --providers: {error}")
+        compared = providers.named_providers(arguments.providers)
+    except ValueError as error:
+        parser.error(f"--providers {error}")
 
     device = tuning.resolve_device(None)
     dtype = getattr(torch, arguments.dtype)

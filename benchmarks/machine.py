@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import statistics
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,22 +72,19 @@ def environment(device: torch.device, script: str, **more: Any) -> dict[str, Any
 
 def _command(script: str) -> str:
     """The command line that repeats this run from the root of the repository."""
-    arguments = [_short(argument) for argument in sys.argv[1:]]
     values = {name: os.environ.get(name) for name in _VARIABLES}
-    set_ = [f"{name}={_short(value)}" for name, value in values.items() if value]
-    return " ".join([*set_, "python", script, *map(shlex.quote, arguments)])
+    set_ = [f"{name}={_portable(value)}" for name, value in values.items() if value]
+    arguments = map(shlex.quote, map(_portable, sys.argv[1:]))
+    return " ".join([*set_, "python", script, *arguments])
 
 
-def _short(text: str) -> str:
-    """``text`` with this folder's own path left out: it says nothing elsewhere."""
-    return text.replace(f"{Path.cwd()}{os.sep}", "").replace(str(Path.cwd()), "$PWD")
+def _portable(text: str) -> str:
+    """``text`` without the paths of this machine, which say nothing elsewhere."""
+    here = str(Path.cwd())
+    text = text.replace(f"{here}{os.sep}", "").replace(here, "$PWD")
+    return re.sub(r"(?<![\w.$~/])/(?:[^\s:=/]+/)*([^\s:=/]+)", r"\1", text)
 
 
 def first_line(error: BaseException) -> str:
     """What ``error`` says, in one line; its class if it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-
-
-def synchronize(device: torch.device) -> Callable[[], None]:
-    """What waits for all that was queued on ``device``."""
-    return (lambda: None) if device.type == "cpu" else torch.get_device_module(device).synchronize

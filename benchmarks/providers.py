@@ -12,7 +12,6 @@ configs:DIR         the entry of a tuned file in DIR for exactly this weight, la
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import math
@@ -221,17 +220,28 @@ PROVIDERS: dict[str, Provider] = {
 }
 
 
-def provider(name: str) -> Provider:
-    """The provider of that name. Raises: argparse.ArgumentTypeError if there is none."""
-    kind, _, folder = name.partition(":")
-    if kind == "configs" and Path(folder).is_dir():
-        return functools.partial(_configs, Path(folder))
-    if name not in PROVIDERS:
-        known = ", ".join(PROVIDERS)
-        raise argparse.ArgumentTypeError(
-            f"must be one of {known}, or configs: and a folder; got {name!r}"
-        )
-    return PROVIDERS[name]
+def named_providers(names: Iterable[str]) -> dict[str, Provider]:
+    """Those that ``names`` ask for; of a folder with configs, its last part is the name.
+
+    Raises: ValueError for a name that there is not, or that is there twice.
+    """
+    found: dict[str, Provider] = {}
+    for name in names:
+        kind, _, folder = name.partition(":")
+        if kind == "configs" and Path(folder).is_dir():
+            own, provider = (
+                f"configs:{Path(folder).resolve().name}",
+                functools.partial(_configs, Path(folder)),
+            )
+        elif name in PROVIDERS:
+            own, provider = name, PROVIDERS[name]
+        else:
+            known = ", ".join(PROVIDERS)
+            raise ValueError(f"expects {known}, or configs: and a folder, got {name!r}")
+        if own in found:
+            raise ValueError(f"expects each provider once, got {own!r} twice")
+        found[own] = provider
+    return found
 
 
 def compile_ahead(

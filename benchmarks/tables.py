@@ -185,3 +185,27 @@ def comparison_summary(results: Mapping[str, Any]) -> str:
         "\n".join(missing_lines(rows)),
     ]
     return "\n\n".join(filter(None, parts))
+
+
+def latency_table(rows: Iterable[Row]) -> str:
+    """Milliseconds until a new process has its first result, one line for each way to compute it."""
+    table = [
+        (row["case"], "", row["missing"], "", "", "", "", "")
+        if "missing" in row
+        else (
+            row["case"],
+            number(row["cold_ms"], ".0f"),
+            f"{row['first_ms']:.1f}",
+            f"{row['least_ms']:.1f} to {row['most_ms']:.1f}",
+            f"{row['second_ms']:.2f}",
+            number(row["configs_measured"], "d"),
+            f"{row['import_ms']:.0f}",
+            f"{row['device_ms']:.0f}",
+        )
+        for row in rows
+    ]
+    headers = (
+        "first call", "cold ms", "warm ms", "from, to", "second ms", "configurations measured",
+        "imports ms", "device ms",
+    )  # fmt: skip
+    return markdown(table, headers)
