@@ -209,3 +209,57 @@ def latency_table(rows: Iterable[Row]) -> str:
         "imports ms", "device ms",
     )  # fmt: skip
     return markdown(table, headers)
+
+
+def tuned_here(row: Row) -> str | None:
+    """The provider whose file was tuned for this very M, if it has a time."""
+    return next((name for name in row["multiples"] if name.startswith("configs:")), None)
+
+
+def between_losses(rows: Iterable[Row]) -> list[float]:
+    """gemm's time over that of what was tuned for the very M, at each point that has both."""
+    return [1 / row["multiples"][name] for row in rows if (name := tuned_here(row)) is not None]
+
+
+def between_bands(rows: Sequence[Row]) -> str:
+    """What the nearest M costs, by layout and band of M, and what a call without a file would."""
+    table = []
+    for layout in layouts_of(rows):
+        of_layout = [row for row in rows if row["layout"] == layout and tuned_here(row)]
+        for name, (low, high) in {**BANDS, "all": (1, 1 << 40)}.items():
+            band = in_band(of_layout, low, high)
+            losses = between_losses(band)
+            if losses:
+                default = [
+                    row["multiples"]["default"] / row["multiples"][tuned_here(row)]
+                    for row in band
+                    if "default" in row["multiples"]
+                ]
+                table.append(
+                    (layout, name, len(losses), f"{mean(losses):.3f}", f"{max(losses):.3f}")
+                    + (f"{mean(default):.3f}" if default else "",)
+                )
+    return markdown(
+        table, ("layout", "M", "points", "gemm / tuned here", "worst", "default / tuned here")
+    )
+
+
+def between_points(rows: Iterable[Row]) -> str:
+    table = [
+        (
+            row["layout"],
+            shape(row),
+            *(
+                number(row["us"].get(provider), ".1f")
+                for provider in ("torch", "gemm", "default", name)
+            ),
+            f"{1 / row['multiples'][name]:.3f}",
+        )
+        for row in rows
+        if (name := tuned_here(row)) is not None
+    ]
+    headers = (
+        "layout", "M x N x K", "torch µs", "gemm µs", "default µs", "tuned here µs",
+        "gemm / tuned here",
+    )  # fmt: skip
+    return markdown(table, headers)
