@@ -102,9 +102,9 @@ def compare_point(
         for name, times in rounds.items()
         if ours is not None and name != "gemm"
     }
-    medians_us = {name: statistics.median(times) * 1e3 for name, times in rounds.items()}
+    us = {name: round(statistics.median(times) * 1e3, 3) for name, times in rounds.items()}
     row = {
-        "us": {name: name in rounds and round(medians_us[name], 3) or None for name in compared},
+        "us": {name: us.get(name) for name in compared},
         "ratio": multiples.get("torch"),
         "multiples": multiples,
         # The default follows from the shape, and the file of configs: is at hand.
