@@ -142,6 +142,7 @@ def _nvidia_report(ptx: str, cubin: bytes, disassemble: bool) -> dict:
         accesses = r"\b(ld\.global|st\.global|cp\.async|atom)"
         report["accesses_before_wait"] = len(re.findall(accesses, before))
         report["prefetches_before_wait"] = before.count("prefetch.global.L2")
+        report["lets_dependents_start"] = ptx.count("griddepcontrol.launch_dependents")
     usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", _cuobjdump("-res-usage", cubin)))
     report["registers"] = int(usage["REG"])
     # Bytes of a thread. ptxas keeps nothing but spilled registers there: no kernel here has an array.

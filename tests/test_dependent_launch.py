@@ -12,8 +12,8 @@ config_problem = gemm_kernel.kernels.config_problem
 launch_gemm_kernel = gemm_kernel.kernels.launch_gemm_kernel
 
 
-def config_of(kernel, block_m, block_n, block_k, num_stages=4, **keys):
-    return make_config(kernel, block_m, block_n, block_k, 4, num_stages, PDL=1, **keys)
+def config_of(kernel, block_m, block_n, block_k, num_stages=4, PDL=1, **keys):
+    return make_config(kernel, block_m, block_n, block_k, 4, num_stages, PDL=PDL, **keys)
 
 
 CONFIGS = [
@@ -24,29 +24,39 @@ CONFIGS = [
     config_of("tma", 64, 64, 64),
     config_of("tma", 64, 96, 128, SPLIT_K=2),
     config_of("tma", 16, 64, 128, SWAP=1, SPLIT_K=2),
+    config_of("swap", 16, 64, 128, PDL=2, SPLIT_K=2),
+    config_of("gemv", 1, 2, 512, num_stages=1, PDL=2),
+    config_of("tma", 64, 96, 64, PDL=2),
+    config_of("gluon", 64, 192, 64, PDL=2),
+    config_of("gluon", 128, 320, 64, num_stages=3, PDL=1, A_IN_REGISTERS=1),
 ]
+PERSISTENT = [config_of("tma", 64, 128, 64, PERSISTENT=1, PDL=when) for when in (1, 2)]
 
 
 def test_the_prefetch_belongs_to_an_early_launch():
     for config in CONFIGS:
         assert config_problem({**config, "PREFETCH": 4}) is None
         assert "power of two" in config_problem({**config, "PREFETCH": 3})
-        assert "needs PDL 1" in config_problem({**config, "PREFETCH": 4, "PDL": 0})
+        assert "needs PDL" in config_problem({**config, "PREFETCH": 4, "PDL": 0})
     assert "64 or more" in config_problem(config_of("swap", 16, 64, 32, PREFETCH=1))
-    tiled = {**config_of("tiled", 64, 64, 64, PREFETCH=1)}
-    assert "not a key" in config_problem(tiled)
+    assert "not a key" in config_problem(config_of("tiled", 64, 64, 64, PREFETCH=1))
+    for config in PERSISTENT:
+        assert config_problem(config) is None
+        assert "no PREFETCH" in config_problem({**config, "PREFETCH": 1})
 
 
 def test_the_best_are_tried_with_it():
-    for config in CONFIGS:
-        refined = gemm_kernel.candidates.refinements(config)
-        assert any("PREFETCH" in each for each in refined)
+    for config in [*CONFIGS, *PERSISTENT]:
+        refined = gemm_kernel.candidates.refinements({**config, "PDL": 0})
+        assert all(each["PDL"] for each in refined)
+        assert any("PREFETCH" in each for each in refined) != bool(config.get("PERSISTENT"))
         assert all(config_problem(each) is None for each in refined)
+    assert gemm_kernel.candidates.refinements(make_config("tiled", 64, 64, 64, 4, 4)) == []
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("prefetch", [0, 1, 8])
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["kernel"])
+@pytest.mark.parametrize("config", [*CONFIGS, *PERSISTENT], ids=lambda config: config["kernel"])
 @pytest.mark.parametrize("layout", ["NN", "NT"])
 def test_what_the_launch_before_wrote_is_seen(device, layout, config, prefetch):
     config = {**config, "PREFETCH": prefetch}
@@ -61,6 +71,7 @@ def test_what_the_launch_before_wrote_is_seen(device, layout, config, prefetch):
     rows, columns = (N, K) if layout == "NT" else (K, N)
     left = torch.randn(rows, 64, dtype=dtype, device=device)
     right = torch.randn(64, columns, dtype=dtype, device=device)
+    # It lets the next one start as early as there is.
     writer = config_of("tma", 64, 64, 64)
     weight = torch.full((rows, columns), torch.nan, dtype=dtype, device=device)
     b = weight.t() if layout == "NT" else weight

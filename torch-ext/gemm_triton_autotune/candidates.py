@@ -190,15 +190,20 @@ def _tma_swap(
 
 def refinements(config: Config) -> list[Config]:
     """What is worth a try with a configuration that is among the best: the same, launched early."""
-    kernel = config.get("kernel")
-    if kernel not in ("swap", "gemv", "tma") or config.get("PERSISTENT"):
+    kernel = config.get("kernel", DEFAULT_KERNEL)
+    if kernel == DEFAULT_KERNEL:
         return []
-    early = {**config, "PDL": 1}
+    if config.get("PERSISTENT"):
+        return [{**config, "PDL": 1}]
+    if kernel == "gemv":
+        return [{**config, "PDL": 1}, {**config, "PDL": 1, "PREFETCH": 1}]
     # A few ten KiB of b for each program: more comes too late, or drives out what is still in use.
     block = config["BLOCK_SIZE_N"] * config["BLOCK_SIZE_K"] * 2
-    blocks = {1} if kernel == "gemv" else {max(1, size // block) for size in (32768, 65536)}
-    powers_of_two = {1 << (count.bit_length() - 1) for count in blocks}
-    return [early, *({**early, "PREFETCH": count} for count in sorted(powers_of_two))]
+    less, more = (1 << max(size // block, 1).bit_length() - 1 for size in (32768, 65536))
+    late = {**config, "PDL": 2}
+    found = [late, *({**late, "PREFETCH": count} for count in sorted({less, more}))]
+    # The longest start pays only where a call takes a few microseconds.
+    return found if kernel == "gluon" else [*found, {**late, "PDL": 1, "PREFETCH": less}]
 
 
 def _best_by_model(

@@ -19,10 +19,13 @@ import triton.language as tl
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties
 
-# PDL 1: launch so. A kernel that is launched so must call `wait_for_inputs`, so only families that do take the keys.
+# PDL 1 and 2: launch so, and let the next kernel be set up as soon as all programs of this one have begun (1) or have
+# read their part of a and b (2). Its programs take the places that are free: begun early they have the longest
+# start, begun late they are spread more evenly. A kernel that is launched so must call `wait_for_inputs` and
+# `inputs_are_read`, so only families that do take the key.
 # PREFETCH: the blocks along K of its part of b that a program brings into L2 before it waits.
 PARAMETERS = {
-    "PDL": Parameter(IntRange(0, 1), default=0),
+    "PDL": Parameter(IntRange(0, 2), default=0),
     "PREFETCH": Parameter(IntRange(0, 16, power_of_two=True), default=0),
 }
 
@@ -41,16 +44,16 @@ def dependent_launch_problem(
 ) -> str | None:
     """Why a kernel cannot be launched as ``config`` says on such a device, or None."""
     if not config.get("PDL", 0):
-        return "PREFETCH needs PDL 1" if config.get("PREFETCH", 0) else None
+        return "PREFETCH needs PDL 1 or 2" if config.get("PREFETCH", 0) else None
     # A line of L2 has 128 bytes: blocks of half a line would be counted twice.
     if config.get("PREFETCH", 0) and config["BLOCK_SIZE_K"] < 64:
         return f"PREFETCH needs a BLOCK_SIZE_K of 64 or more, got {config['BLOCK_SIZE_K']}"
     if properties is None:
         return None
     if gdc_wait is None:
-        return "PDL 1 needs Triton 3.5 or newer"
+        return "PDL needs Triton 3.5 or newer"
     if properties.backend != "cuda" or (properties.capability or (0, 0)) < (9, 0):
-        return "PDL 1 needs a CUDA device of compute capability 9.0 or newer"
+        return "PDL needs a CUDA device of compute capability 9.0 or newer"
     return None
 
 
@@ -64,7 +67,14 @@ def wait_for_inputs(PDL: tl.constexpr):
     """Before the first access to memory: until all kernels before this one have ended and written."""
     if PDL:
         gdc_wait()
-        # The kernel after this one may be set up as soon as all programs of this one are.
+    if PDL == 1:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def inputs_are_read(PDL: tl.constexpr):
+    """After the last access to a and b."""
+    if PDL == 2:
         gdc_launch_dependents()
 
 

@@ -17,7 +17,7 @@ from ..config import IntRange, Parameter
 from ..device import DeviceProperties
 from . import dependent_launch, split_k
 from .bias import load_bias
-from .dependent_launch import dependent_launch_problem, prefetch_b, wait_for_inputs
+from .dependent_launch import dependent_launch_problem, inputs_are_read, prefetch_b, wait_for_inputs
 from .launch import Launch, cdiv, shared_memory_problem
 from .split_k import block_range, mask_if, sum_splits
 
@@ -109,6 +109,7 @@ def _gemv_kernel(
         acc += b.to(tl.float32) * a.to(tl.float32)[None, :]
         a_ptrs += k_step * stride_ak
         b_ptrs += k_step * stride_bk
+    inputs_are_read(PDL)
     row = tl.sum(acc, axis=1)
 
     mask = mask_n

@@ -16,6 +16,8 @@ import triton
 
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties, device_properties
+from . import dependent_launch
+from .dependent_launch import dependent_launch_problem
 from .descriptor import descriptor_problem, is_transposed, row_stride
 from .launch import INTERPRETED, Described, Launch, cdiv, shared_memory_problem
 
@@ -43,6 +45,7 @@ PARAMETERS = {
     "GROUP_SIZE_M": Parameter(IntRange(1, 1 << 20)),
     # 1: a goes to wgmma through registers, which saves shared memory bandwidth where a tile has two parts
     "A_IN_REGISTERS": Parameter(IntRange(0, 1), default=0),
+    **dependent_launch.PARAMETERS,
 }
 
 # A consumer is one warpgroup; the compiler adds those of the further consumers and the loader's warp.
@@ -109,8 +112,10 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
     if size not in _TILES:
         tiles = ", ".join(f"{rows}x{columns}" for rows, columns in _TILES)
         return f"has no {size[0]}x{size[1]} tile, only {tiles}"
-    return gluon_problem(config, properties) or shared_memory_problem(
-        shared_memory(config), properties
+    return (
+        gluon_problem(config, properties)
+        or dependent_launch_problem(config, properties)
+        or shared_memory_problem(shared_memory(config), properties)
     )
 
 
@@ -163,12 +168,19 @@ def prepare(
             Described("a", describe(a, (rows, block_k))),
             Described("b", describe(b.t() if b_is_nt else b, b_box)),
             Described("out", describe(out, (rows, _chunk_columns(tile)))),
+            "b" if config.get("PREFETCH", 0) else None,
             "bias",
         ),
-        values=(M, N, K)
+        values=(M, N, K, *b.stride())
         + (block_m, block_n, block_k, config["GROUP_SIZE_M"], config["num_stages"])
         + (tile.consumers, *tile.parts, tile.staging)
-        + (bool(config.get("A_IN_REGISTERS", 0)), b_is_nt),
+        + (
+            bool(config.get("A_IN_REGISTERS", 0)),
+            b_is_nt,
+            config.get("PDL", 0),
+            config.get("PREFETCH", 0),
+        ),
+        options=dependent_launch.options(config),
     )
 
 

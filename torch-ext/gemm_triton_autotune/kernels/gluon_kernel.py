@@ -24,6 +24,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .dependent_launch import gdc_launch_dependents, gdc_wait
+
 # Triton 3.8 renamed the two copies and 3.9 the view; each name is looked up once, for all versions.
 _tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 _tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
@@ -35,18 +37,23 @@ _view = (
 
 
 # One compile serves every size: nothing here gains from knowing that one is divisible.
-@gluon.jit(do_not_specialize=["M", "N", "K"])
+@gluon.jit(do_not_specialize=["M", "N", "K", "stride_bk", "stride_bn"])
 def gluon_gemm_kernel(
     # TMA descriptors: a in boxes of one consumer's rows, b of one box of columns, out of one chunk
     a_desc,
     b_desc,
     out_desc,
+    # b, to be prefetched, or None
+    b_ptr,
     # (N,), or None
     bias_ptr,
     # shape
     M,
     N,
     K,
+    # strides in elements
+    stride_bk,
+    stride_bn,
     # tile
     BLOCK_SIZE_M: gl.constexpr,
     BLOCK_SIZE_N: gl.constexpr,
@@ -62,6 +69,8 @@ def gluon_gemm_kernel(
     STAGING: gl.constexpr,
     A_IN_REGISTERS: gl.constexpr,
     B_IS_NT: gl.constexpr,
+    PDL: gl.constexpr,
+    PREFETCH: gl.constexpr,
 ):
     """out = a @ b + bias; a (M, K) row-major, b (K, N) row-major or (if B_IS_NT) column-major, out (M, N).
 
@@ -96,10 +105,21 @@ def gluon_gemm_kernel(
     b2 = _operands(b2_boxes, NUM_STAGES, PART_2 if PART_2 > 0 else PART_1, B_IS_NT)
     b3 = _operands(b3_boxes, NUM_STAGES, PART_3 if PART_3 > 0 else PART_1, B_IS_NT)
 
+    pid_m, pid_n = _tile_position(gl.program_id(0), M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M)
+    if PREFETCH > 0:
+        # CTAs that need the same columns of b share out its steps.
+        for i in gl.static_range(PREFETCH):
+            step = (pid_m * PREFETCH + i) % _cdiv(K, BLOCK_SIZE_K)
+            _prefetch_b(
+                b_ptr, pid_n * BLOCK_SIZE_N, step * BLOCK_SIZE_K, N, K, stride_bk, stride_bn, BLOCK_SIZE_N, B_IS_NT
+            )  # fmt: skip
+    if PDL:
+        gdc_wait()
+    if PDL == 1:
+        gdc_launch_dependents()
     # The first loads are under way while the partitions still start. A ring longer than K is not filled:
     # what lies behind the last step of the first tile belongs to the next tile.
     loads = (a_desc, b_desc, a_slots, b1_boxes, b2_boxes, b3_boxes, full)
-    pid_m, pid_n = _tile_position(gl.program_id(0), M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M)
     for stage in range(gl.minimum(_cdiv(K, BLOCK_SIZE_K), NUM_STAGES)):
         _load_step(loads, pid_m, pid_n, stage, stage, PART_1, PART_2, PART_3, B_IS_NT)
 
@@ -109,21 +129,48 @@ def gluon_gemm_kernel(
     if CONSUMERS == 1:
         gl.warp_specialize([
             (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 0)),
-            (_loader, (loads, empty, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, B_IS_NT)),
+            (_loader, (loads, empty, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, B_IS_NT, PDL)),
         ], [1], [24])  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize([
             (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 0)),
             (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 1)),
-            (_loader, (loads, empty, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, B_IS_NT)),
+            (_loader, (loads, empty, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, B_IS_NT, PDL)),
         ], [4, 1], [240, 24])  # fmt: skip
     else:
         gl.warp_specialize([
             (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 0)),
             (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 1)),
             (_consumer, (buffers, bias_ptr, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, A_IN_REGISTERS, B_IS_NT, 2)),
-            (_loader, (loads, empty, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, B_IS_NT)),
+            (_loader, (loads, empty, M, N, K, PART_1, PART_2, PART_3, GROUP_SIZE_M, B_IS_NT, PDL)),
         ], [4, 4, 1], [160, 160, 24])  # fmt: skip
+
+
+@gluon.jit
+def _prefetch_b(
+    b_ptr, first_n, first_k, N, K, stride_bk, stride_bn, BLOCK_SIZE_N: gl.constexpr, B_IS_NT: gl.constexpr
+):  # fmt: skip
+    """Bring the 64 x BLOCK_SIZE_N part of b at (first_k, first_n) into L2, by lines of 64 elements."""
+    # A line for each thread of the first partition.
+    LINES: gl.constexpr = 128
+    for first in gl.static_range(0, _round_up(BLOCK_SIZE_N, 64), LINES):
+        offs = first + gl.arange(0, LINES, layout=gl.BlockedLayout([1], [32], [4], [0]))
+        if B_IS_NT:
+            offs_n = first_n + offs
+            offs_k = first_k + offs * 0
+        else:
+            offs_n = first_n + offs // 64 * 64
+            offs_k = first_k + offs % 64
+        offs_n = gl.minimum(offs_n, N - 1).to(gl.int64)
+        offs_k = gl.minimum(offs_k, K - 1).to(gl.int64)
+        gl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [b_ptr + offs_n * stride_bn + offs_k * stride_bk],
+            dtype=gl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @gluon.jit
@@ -138,6 +185,7 @@ def _loader(
     PART_3: gl.constexpr,
     GROUP_SIZE_M: gl.constexpr,
     B_IS_NT: gl.constexpr,
+    PDL: gl.constexpr,
 ):
     """Load every step that the kernel did not load before the partitions started."""
     a_slots = loads[2]
@@ -157,6 +205,8 @@ def _loader(
             mbarrier.wait(empty.index(stage), phase)
             _load_step(loads, pid_m, pid_n, step, stage, PART_1, PART_2, PART_3, B_IS_NT)
             stage, phase = _next_stage(stage, phase, NUM_STAGES)
+    if PDL == 2:
+        gdc_launch_dependents()
 
 
 @gluon.jit
@@ -395,6 +445,11 @@ def _operands(boxes, NUM_STAGES: gl.constexpr, PART: gl.constexpr, B_IS_NT: gl.c
 @gluon.jit
 def _operand(b, stage, B_IS_NT: gl.constexpr):
     return b.index(stage).permute((1, 0)) if B_IS_NT else b.index(stage)
+
+
+@gluon.constexpr_function
+def _round_up(x, multiple):
+    return (x + multiple - 1) // multiple * multiple
 
 
 @gluon.constexpr_function

@@ -17,7 +17,7 @@ from ..config import IntRange, Parameter
 from ..device import DeviceProperties
 from . import dependent_launch, split_k
 from .bias import load_bias
-from .dependent_launch import dependent_launch_problem, prefetch_b, wait_for_inputs
+from .dependent_launch import dependent_launch_problem, inputs_are_read, prefetch_b, wait_for_inputs
 from .launch import Launch, cdiv, shared_memory_problem
 from .split_k import block_range, mask_if, sum_splits
 
@@ -115,6 +115,7 @@ def _swap_kernel(
         acc = tl.dot(b, a, acc)
         a_ptrs += k_step * stride_ak
         b_ptrs += k_step * stride_bk
+    inputs_are_read(PDL)
 
     mask = mask_m & mask_n
     if SPLIT_K > 1:

@@ -18,7 +18,7 @@ from ..config import IntRange, Parameter
 from ..device import DeviceProperties, device_properties
 from . import dependent_launch, split_k
 from .bias import load_bias
-from .dependent_launch import dependent_launch_problem, prefetch_b, wait_for_inputs
+from .dependent_launch import dependent_launch_problem, inputs_are_read, prefetch_b, wait_for_inputs
 from .descriptor import descriptor_problem, is_transposed, row_stride
 from .launch import INTERPRETED, Described, Launch, cdiv, shared_memory_problem
 from .raster import grouped_tile
@@ -200,6 +200,7 @@ def _tma_kernel(
         if PART_N2 > 0:
             b2 = _load_b(b2_desc, k, offset_n + PART_N, B_TRANSPOSED)
             acc2 = tl.dot(a, b2, acc2)
+    inputs_are_read(PDL)
 
     complete = True
     if SPLIT_K > 1:
@@ -253,6 +254,7 @@ def _tma_persistent_kernel(
     EPILOGUE_SUBTILE: tl.constexpr,
     A_TRANSPOSED: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """out = a @ b + bias; a (M, K) and b (K, N), or their transposes behind the descriptors, out (M, N).
 
@@ -265,6 +267,7 @@ def _tma_persistent_kernel(
     num_pid_m = tl.cdiv(M, BLOCK_SIZE_M)
     num_pid_n = tl.cdiv(N, BLOCK_SIZE_N)
     num_tiles = num_pid_m * num_pid_n
+    wait_for_inputs(PDL)
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=True):
         pid_m, pid_n = grouped_tile(tile, num_pid_m, num_pid_n, GROUP_SIZE_M)
         offset_m = pid_m * BLOCK_SIZE_M
@@ -285,6 +288,7 @@ def _tma_persistent_kernel(
             left, right = tl.split(tl.permute(halves, (0, 2, 1)))
             out_desc.store([offset_m, offset_n], left.to(out_desc.dtype))
             out_desc.store([offset_m, offset_n + BLOCK_SIZE_N // 2], right.to(out_desc.dtype))
+    inputs_are_read(PDL)
 
 
 def config_problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
@@ -299,9 +303,9 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
             f"{first} must be 64, 128 or 256 and {second} one of {list(_PARTS)}, "
             f"got {rows} and {columns}"
         )
-    alone = not (config.get("SWAP") or config.get("PDL") or config.get("SPLIT_K", 1) > 1)
+    alone = not (config.get("SWAP") or config.get("PREFETCH") or config.get("SPLIT_K", 1) > 1)
     if persistent and (_PARTS[columns][1] or not alone):
-        return "a persistent kernel takes no two-part tile, no SWAP, no PDL and no SPLIT_K"
+        return "a persistent kernel takes no two-part tile, no SWAP, no PREFETCH and no SPLIT_K"
     if subtile > 1 and not persistent:
         return "EPILOGUE_SUBTILE 2 needs PERSISTENT 1"
     # wgmma belongs to four warps and 64 rows; 16 warps would have too few registers each.
@@ -453,5 +457,12 @@ def _prepare_persistent(
             "bias",
         ),
         values=(*out.shape, a.shape[1], block_m, block_n, block_k)
-        + (config["GROUP_SIZE_M"], subtile, is_transposed(a), is_transposed(b)),
+        + (
+            config["GROUP_SIZE_M"],
+            subtile,
+            is_transposed(a),
+            is_transposed(b),
+            config.get("PDL", 0),
+        ),
+        options=dependent_launch.options(config),
     )
