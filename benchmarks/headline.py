@@ -1,0 +1,99 @@
+"""What the README says of the results, made of the kept files; `results.py` puts it there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tables
+from tables import Row
+
+
+def conditions(environment: Mapping[str, Any]) -> str:
+    """The card, versions and date of a result, in a line."""
+    driver = environment.get("driver")
+    parts = [
+        environment["device"],
+        f"driver {driver}" if driver else "",
+        f"torch {environment['torch']}",
+        f"Triton {environment['triton']}",
+        environment["date"],
+        environment.get("dtype", ""),
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def headline(kept: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the README says of the results: against what, on what, how measured, and where it is slower."""
+    results = kept["compare"]
+    environment, rows = results["environment"], tables.has_ratio(results["rows"])
+    weights = len({(row["N"], row["K"]) for row in rows})
+    lost = tables.lost(rows)
+    default = [ratio for ratio in map(tables.default_ratio, rows) if ratio is not None]
+    ratio = tables.mean(row["ratio"] for row in rows)
+    by_layout = ", ".join(
+        f"{layout} {tables.mean(row['ratio'] for row in rows if row['layout'] == layout):.3f}"
+        for layout in tables.layouts_of(rows)
+    )
+    lines = [
+        f"**{ratio:.3f} times as fast as `torch.mm`** (cuBLAS, default settings) in geometric mean ({by_layout}), "
+        f"over {len(rows)} points: the {weights} weights of `benchmarks/compare.py` at "
+        f"{len({row['M'] for row in rows})} values of M. {conditions(environment)}. "
+        f"{environment['protocol']}; each result is checked before it is timed.",
+    ]
+    if default:
+        lines[0] += f" Without a file, with the default: {tables.mean(default):.3f}."
+    if lost:
+        points = "; ".join(
+            f"{tables.shape(row)} {row['layout']} at {row['ratio']:.3f}" for row in lost[:3]
+        )
+        lines.append(
+            f"**Where it loses:** slower than `torch.mm` by more than 3 % at {len(lost)} of {len(rows)} points. "
+            f"The slowest, as M x N x K: {points}."
+        )
+    else:
+        lines.append(
+            f"No point is slower than `torch.mm` by more than 3 %; the slowest is at {min(row['ratio'] for row in rows):.3f}."
+        )
+    lines.append(tables.band_table(rows))
+    lines.append("![torch.mm's time over gemm's, over M](benchmarks/plots/ratio.png)")
+    more = [
+        sentence
+        for sentence in (_cpu_line(results), _between_line(kept), _latency_line(kept))
+        if sentence
+    ]
+    if more:
+        lines.append("\n".join(f"- {sentence}" for sentence in more))
+    lines.append(
+        "Every point, what else was compared, and the commands that repeat it: `benchmarks/RESULTS.md`."
+    )
+    return "\n\n".join(lines)
+
+
+def _cpu_line(results: Mapping[str, Any]) -> str:
+    if not results["cpu"]:
+        return ""
+    ours = [f"{row['family']} {row['gemm']:.1f}" for row in results["cpu"]]
+    theirs = [row["a @ b"] for row in results["cpu"]]
+    return f"CPU time of an eager call, µs: {', '.join(ours)}; `a @ b` beside them {min(theirs):.1f} to {max(theirs):.1f}."
+
+
+def _between_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
+    losses = tables.between_losses(kept["between"]["rows"]) if "between" in kept else []
+    if not losses:
+        return ""
+    return (
+        f"At values of M that no file has, a call takes {tables.mean(losses):.3f} times as long as with a "
+        f"configuration tuned for that M, at worst {max(losses):.3f} ({len(losses)} points)."
+    )
+
+
+def _latency_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
+    if "latency" not in kept:
+        return ""
+    timed = [row for row in kept["latency"]["rows"] if "missing" not in row]
+    return f"First result of a new process, ms: {'; '.join(_first_result(row) for row in timed)}."
+
+
+def _first_result(row: Row) -> str:
+    return f"{row['case']} {row['first_ms']:.0f}"
