@@ -66,7 +66,8 @@ def _gemm(operands: Operands) -> Prepared:
 
 
 def _default(operands: Operands) -> Prepared:
-    return _launched(operands, tuning.default_config(*operands.shape))
+    config = tuning.default_config(*operands.shape, operands.a.device, operands.layout)
+    return _launched(operands, config)
 
 
 def _torch(operands: Operands) -> Prepared:

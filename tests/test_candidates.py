@@ -42,7 +42,7 @@ def test_every_entry_of_a_table_fits_its_device(name):
 def test_every_device_has_candidates_for_every_m(name, M):
     found = gemm_kernel.tuning.candidate_configs(M, 4096, 4096, DEVICES[name], "NT")
     assert found[0] == gemm_kernel.defaults.default_configs(M, 4096, 4096, DEVICES[name], "NT")[0]
-    assert 5 <= len(found) <= 120
+    assert 4 <= len(found) <= 120
     assert not [config for config in found if config_problem(config, DEVICES[name])]
 
 

@@ -206,7 +206,7 @@ def test_if_nothing_runs_there_is_an_error_and_no_file(device, tuned_dir, monkey
 def test_if_nothing_runs_there_is_an_error_without_a_timer_too(device):
     bench = gemm_kernel.bench.Bench(tuning.Problem(N, K, "NN", "float16"), device)
     with pytest.raises(RuntimeError, match="None of 1 candidates runs .* 1 does not fit"):
-        tuning.search.search(4, N, K, bench, [{**GOOD, "num_warps": 3}])
+        tuning.search.search(4, N, K, bench, [{**GOOD, "num_warps": 3}], GOOD)
 
 
 def test_an_impossible_m_does_not_cost_the_others(device, tuned_dir, monkeypatch, caplog):

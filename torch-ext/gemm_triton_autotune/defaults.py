@@ -94,7 +94,7 @@ def _options(properties: DeviceProperties, layout: str) -> list[_Option]:
     return possible
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def default_configs(
     M: int, N: int, K: int, properties: DeviceProperties | None = None, layout: str = "NN"
 ) -> tuple[Config, ...]:

@@ -247,6 +247,7 @@ def launch_tuned(
     M = a.shape[0] if M is None else M
     biases = () if bias is None else (bias,)
     failed: list[tuple[Config, Exception]] = []
+    defaults = default_configs(M, N, K, device_properties(a.device), layout)
 
     def accepts(config: Config) -> bool:
         return kernels.operand_problem(config, a, b, out) is None and all(
@@ -264,29 +265,37 @@ def launch_tuned(
         # not worth a failed call: the next nearest takes over, and in the end the defaults. If the last of
         # these fails too, it was no entry's fault: the call fails, and none is given up.
         except Exception as error:
-            if config == default_configs(M, N, K, device_properties(a.device), layout)[-1]:
+            if config == defaults[-1]:
                 raise
             failed.append((config, error))
         else:
             for other, error in failed:
-                _reject(other, error, N, K, a.device, layout)
+                _reject(other, error, N, K, a.device, layout, is_default=other in defaults)
             return config
 
 
 def _reject(
-    config: Config, error: Exception, N: int, K: int, device: torch.device, layout: str
+    config: Config,
+    error: Exception,
+    N: int,
+    K: int,
+    device: torch.device,
+    layout: str,
+    is_default: bool,
 ) -> None:
     """Forget the entries with a ``config``, or the default, that failed to launch where another one did not.
 
     What is in range may yet need more than the device has, which only compiling shows.
     """
     dropped = _load_tuned_configs.discard(config, N, K, device, layout)
-    if dropped is None:
+    if dropped is not None:
+        path, Ms = dropped
+        what = f"Tuned GEMM file {path}: the entry for M={', '.join(map(str, Ms))}"
+    elif is_default:
         what = f"The default GEMM configuration {config}"
         _failed_defaults.append((device, config))
     else:
-        path, Ms = dropped
-        what = f"Tuned GEMM file {path}: the entry for M={', '.join(map(str, Ms))}"
+        return  # another thread has met it before
     forget_call_plans()
     # A compiler's message can be pages long; its first line names the fault.
     reason = (str(error).strip() or "no message").splitlines()[0][:200]
