@@ -34,7 +34,7 @@ FIXED = (
 
 
 def fixed(M: int, N: int, K: int) -> dict:
-    return next(config for rows, config in FIXED if M <= rows)
+    return next(config for rows, config in FIXED if rows >= M)
 
 
 class Heuristics:
