@@ -185,7 +185,9 @@ def test_a_default_that_cannot_be_launched_gives_way_and_is_not_tried_again(
         for _ in range(3):
             gemm_kernel.gemm(a, b)
             b = b.clone()
-    assert launched == [*two_defaults, two_defaults[1], two_defaults[1]]
+    # On a GPU a kept launch takes over after the first call.
+    assert launched[:2] == [*two_defaults]
+    assert all(config == two_defaults[1] for config in launched[2:])
     told = [record.message for record in caplog.records if "cannot be launched" in record.message]
     assert len(told) == 1
     assert "The default GEMM configuration" in told[0]

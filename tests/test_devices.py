@@ -399,7 +399,7 @@ def test_k9_what_a_process_has_loaded_can_be_left_to_a_child(tuned_dir):
 
     def child():
         assert tuning.get_config(16, N, K, cpu) == entry(2)
-        assert tuning.get_config(16, N + 1, K, cpu) == tuning.default_config(16, N + 1, K)
+        assert tuning.get_config(16, N + 1, K, cpu) == tuning.default_config(16, N + 1, K, cpu)
 
     assert wait_for(fork(child)) == 0
 

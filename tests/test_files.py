@@ -289,7 +289,10 @@ def test_a_file_or_folder_that_is_closed_is_survived(tmp_path, monkeypatch, capl
     folder.chmod(0)
 
     def check():
-        for directory, expected in ((file, tuning.default_config(1, N, K)), (folder, entry(2))):
+        for directory, expected in (
+            (file, tuning.default_config(1, N, K, device)),
+            (folder, entry(2)),
+        ):
             monkeypatch.setenv("GEMM_TUNED_CONFIG_DIR", str(directory))
             caplog.clear()
             tuning._load_tuned_configs.cache_clear()

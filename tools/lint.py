@@ -77,10 +77,7 @@ def _check(kernel: Any, path: Path, contents: dict[Path, dict]) -> Iterator[str]
         if problem:
             problems.setdefault(problem, []).append(key)
         elif name is not None:
-            M, N, K = int(key), int(name["N"]), int(name["K"])
-            layout = "NT" if path.stem.endswith(",layout=NT") else "NN"
-            default = kernel.defaults.default_configs(M, N, K, properties, layout)[0]
-            yield from _check_gain(kernel, int(key), entry, default, measured)
+            yield from _check_gain(kernel, int(key), entry, measured)
     for problem, keys in problems.items():
         more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
         yield f"M={', '.join(keys[:3])}{more}: {problem}"
@@ -116,12 +113,14 @@ def _check_grid(Ms: Sequence[int]) -> Iterator[str]:
             yield f"has nothing between M={low} and M={high}"
 
 
-def _check_gain(kernel: Any, M: int, entry: dict, default: dict, measured: dict) -> Iterator[str]:
+def _check_gain(kernel: Any, M: int, entry: dict, measured: dict) -> Iterator[str]:
     """As fast as the default is what `tune_gemm` would not have chosen."""
     found = measured.get(M)
-    if found is None or entry == default or found.top[0][1] != entry or not found.default_us:
+    if found is None or found.top[0][1] != entry or not found.default_us:
         return
-    if found.tuned_us > found.default_us * (1 - kernel.search.LEAST_GAIN):
+    # One time for both: the entry is the default. And half the gain, since the tuner compares round by round.
+    is_default = found.tuned_us == found.default_us
+    if not is_default and found.tuned_us > found.default_us * (1 - kernel.search.LEAST_GAIN / 2):
         times = f"{found.tuned_us} µs, the default {found.default_us} µs"
         yield f"M={M}: is measured as no faster than the default ({times})"
 

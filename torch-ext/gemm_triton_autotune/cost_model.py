@@ -39,7 +39,7 @@ _RATES = {
 }
 _LAUNCH_US = 3.0
 _WAVE_US = 0.1
-_SPLIT_US = 1.5
+_SPLIT_US = 2.5
 # A wgmma of 16 or 32 columns takes as long as one of 16 more.
 _NARROW_PART = 16
 
@@ -66,7 +66,10 @@ def time_us(
         (block_m + block_n) * 128 / rates.tile_bytes_per_us,
     )
     waves = cdiv(cdiv(M, block_m) * cdiv(N, block_n) * split, multiprocessors)
-    work_us = waves * (cdiv(cdiv(K, 64), split) * block_us + _WAVE_US)
+    # K is padded to whole steps.
+    block_k = config["BLOCK_SIZE_K"]
+    blocks = cdiv(cdiv(K, block_k), split) * block_k / 64
+    work_us = waves * (blocks * block_us + _WAVE_US)
     bandwidth = multiprocessors * rates.memory_bytes_per_us
     memory_us = 2 * (M * K + N * K + M * N) / bandwidth
     # A smooth maximum: where both are near each other, each hinders the other.

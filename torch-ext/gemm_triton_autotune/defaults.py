@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from . import kernels
 from .config import DEFAULT_KERNEL, Config, conservative_config, make_config
-from .cost_model import rates_for, time_us
+from .cost_model import Rates, rates_for, time_us
 from .device import DeviceProperties
 from .device_tables import Table, device_kind, table_for
 from .kernels.launch import cdiv
 
 # A part of K shorter than this does not pay for its share of the partial sums.
-_LEAST_PART = 1024
+_LEAST_PART = 512
 _MOST_PARTS = 16
 # Elements of b; a call with more takes so long that its start no longer counts.
 _SMALL_WEIGHT = 1 << 24
@@ -41,7 +41,8 @@ class _Option(NamedTuple):
 
 def _hopper_options(layout: str) -> Iterator[_Option]:
     if layout == "NT":
-        yield _Option(make_config("gemv", 1, 2, 1024, 4, 1), 0, 1)
+        for tile in ((2, 1024, 4, 1), (4, 512, 4, 3)):
+            yield _Option(make_config("gemv", 1, *tile), 0, 1)
     # All rows in one tile, or in two of them, so that b is read once and twice.
     for block_m, low, num_stages in ((48, 32, 8), (64, 48, 7), (96, 64, 5), (128, 96, 4)):
         config = make_config("tma", block_m, 64, 128, 4, num_stages, SWAP=1)
@@ -49,17 +50,19 @@ def _hopper_options(layout: str) -> Iterator[_Option]:
         if block_m >= 96:
             yield _Option(config, 2 * low, 2 * block_m, splits=True)
     yield _Option(make_config("tma", 64, 64, 128, 4, 6), 32, 1024)
-    # Few rows are bound by memory, so as many bytes in flight as fit: one program with six stages, or several
-    # with four. For more than 32 rows only where TMA cannot load.
+    yield _Option(make_config("tma", 64, 128, 128, 4, 4), 32, 64)
+    # Few rows are bound by memory, so as many bytes in flight as fit. For more than 32 rows only where TMA cannot load.
+    several_waves = (64, 128, 4, 4) if layout == "NT" else (128, 64, 4, 6)
     for block_m, low in ((16, 0), (32, 16), (64, 32)):
-        for num_stages, one_wave in ((6, True), (4, False)):
-            config = make_config("swap", block_m, 64, 128, 4, num_stages)
+        for tile, one_wave in (((64, 128, 4, 6), True), (several_waves, False)):
+            config = make_config("swap", block_m, *tile)
             yield _Option(config, low, block_m, splits=one_wave, one_wave=one_wave)
     for block_m, block_n, num_stages, in_registers in (
-        *[(64, n, s, 0) for n, s in ((96, 10), (128, 8), (160, 7), (192, 6), (256, 5), (320, 4))],
+        *[(64, n, s, 0) for n, s in ((128, 8), (192, 6), (256, 5), (320, 4))],
         *[(128, n, s, 0) for n, s in ((128, 6), (192, 5), (256, 4))],
-        *[(128, n, s, 1) for n, s in ((224, 4), (320, 3))],
-        *[(192, 192, 4, 1), (256, 128, 4, 0)],
+        *[(128, 320, 3, 1), (192, 192, 4, 1), (256, 128, 4, 0)],
+        # A part of 32 columns is a box of TMA, and of 64 bytes where b is row-major: too short.
+        *([(64, 96, 10, 0), (64, 160, 7, 0), (128, 224, 4, 1)] if layout == "NT" else []),
     ):
         tile = block_m, block_n, 64, 4, num_stages
         yield _Option(make_config("gluon", *tile, A_IN_REGISTERS=in_registers), 32)
@@ -108,7 +111,7 @@ def default_configs(
         return (conservative,)
     rates = rates_for(properties)
     multiprocessors = properties.multiprocessors or rates.multiprocessors
-    best: dict[str, tuple[bool, float, float, Config]] = {}
+    best: dict[str, tuple[int, float, float, Config]] = {}
     for option in _options(properties, layout):
         if not option.more_rows_than < M <= option.rows_up_to:
             continue
@@ -124,9 +127,7 @@ def default_configs(
         if option.splits and most > 1:
             configs.append({**option.config, "SPLIT_K": most})
         for config in configs:
-            duration_us = time_us(config, M, N, K, rates, multiprocessors)
-            # Of equals the one that loads less. On Hopper the plain kernel is there for what others do not take.
-            rank = (family == DEFAULT_KERNEL, duration_us, 1 / block_m + 1 / block_n)
+            rank = _rank(config, M, N, K, rates, multiprocessors)
             if family not in best or rank < best[family][:3]:
                 best[family] = (*rank, config)
     ranked = [
@@ -134,6 +135,19 @@ def default_configs(
         for *_, config in sorted(best.values(), key=lambda rank: rank[:3])
     ]
     return (*(config for config in ranked if config != conservative), conservative)
+
+
+def _rank(
+    config: Config, M: int, N: int, K: int, rates: Rates, multiprocessors: int
+) -> tuple[int, float, float]:
+    """The less the better: a kind, then a time, and of equals what is loaded for an element of out."""
+    if config.get("kernel") == "gemv":
+        # The best for a row of a, and as fast as memory where it needs no padding.
+        return 0, cdiv(K, config["BLOCK_SIZE_K"]) * config["BLOCK_SIZE_K"], 0
+    # On Hopper the plain kernel is there for what the others do not take.
+    kind = 2 if config.get("kernel", DEFAULT_KERNEL) == DEFAULT_KERNEL else 1
+    loads = 1 / config["BLOCK_SIZE_M"] + 1 / config["BLOCK_SIZE_N"]
+    return kind, time_us(config, M, N, K, rates, multiprocessors), loads
 
 
 def _with_prefetch(config: Config, N: int, K: int) -> Config:

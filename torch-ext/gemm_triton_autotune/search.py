@@ -2,7 +2,8 @@
 
 A quick look at every candidate; then the best few, the default and what is used at present in interleaved
 rounds, until those that are left differ by less than the noise, or all but one are beaten. Of equals
-what is used at present stays, else the default, else the simplest.
+the default is chosen, else what is used at present, else the simplest: no file is better than one
+that brings nothing.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def search(
 ) -> Result:
     """Find the fastest right one of ``candidates`` with a `Bench` or `RemoteBench`.
 
-    default: the candidate that takes no tuning. present: what is used until now; it stays unless another one is faster beyond the noise.
+    default: the candidate that takes no tuning; only for a gain of a percent is another one chosen. present: what
+    is used until now; it stays unless another one is faster beyond the noise.
     Raises: RuntimeError if no candidate runs, or the operands do not fit.
     """
     return _Search(M, N, K, bench, default, present, compiled, on_progress).run(list(candidates))
@@ -288,12 +290,12 @@ class _Final:
         return [best, *(config for config in others if not self.beats(best, config))]
 
     def choose(self, present: Config | None, default: Config) -> Config:
-        """The best; of equals what is used at present, or the default, or the simplest."""
+        """The best; of equals the default, or what is used at present, or the simplest."""
         equal = self.contenders()
         best = equal[0]
         if default in self._configs and not self.beats(best, default, LEAST_GAIN):
             equal.append(default)
-        for preferred in (present, default):
+        for preferred in (default, present):
             if preferred in equal:
                 return preferred
         # Without rounds nothing is known of the noise: the first of the fastest.

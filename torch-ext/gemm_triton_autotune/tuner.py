@@ -297,7 +297,7 @@ class Tuner:
         winners = {_key(result.config): result.config for result in own.values()}
         if len(winners) < 2:
             return
-        times = {M: self._times(M, winners, result) for M, result in own.items()}
+        times = {M: _gaining(self._times(M, winners, result), result) for M, result in own.items()}
         for M, key in fewest(times, _SHARED_COST).items():
             result = own[M]
             if winners[key] != result.config:
@@ -346,6 +346,15 @@ class Tuner:
         self._results[M] = result._replace(config=config, tuned_ms=time_ms, top=top)
         self._entries[M] = config
         self._save({M: config}, {M: self._measurement(M)})
+
+
+def _gaining(times: Mapping[str, float], result: search.Result) -> dict[str, float]:
+    """Those of ``times`` at an M that are still a gain on the default, and that of its own winner."""
+    own = _key(result.config)
+    limit_ms = math.inf
+    if math.isfinite(result.default_ms):
+        limit_ms = times[own] * result.default_ms / result.tuned_ms * (1 - search.LEAST_GAIN)
+    return {key: time_ms for key, time_ms in times.items() if key == own or time_ms <= limit_ms}
 
 
 def fewest(times: Mapping[int, Mapping[str, float]], cost: float) -> dict[int, str]:
