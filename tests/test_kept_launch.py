@@ -564,3 +564,43 @@ def test_kept_launches_are_right_on_a_gpu(device, tuned_dir):
             assert torch.equal(gemm_kernel.gemm(a, b), first)
             with torch.cuda.stream(torch.cuda.Stream()):
                 assert torch.equal(gemm_kernel.gemm(a, b), first)
+
+
+def test_the_number_of_filled_argument_lists_has_an_end(driver, monkeypatch):
+    monkeypatch.setattr(kept_launch, "_MAX_FILLED", 6)
+    monkeypatch.setattr(kept_launch, "_filled", {})
+    run = SpreadLauncher()
+    kept = keep(run, ("a", "b", "out"))
+    for seed in [*range(20), *range(20)]:
+        tensors = on_device_3(seed)
+        addresses = tuple(tensor.address for tensor in tensors)
+        kept(*tensors, None, (*addresses, None))
+        assert run.calls[-1][13:16] == addresses
+        assert len(kept_launch._filled) <= 6
+
+
+@pytest.mark.parametrize("launcher", [SpreadLauncher, PackedLauncher])
+def test_what_was_filled_serves_that_launch_those_addresses_and_that_stream_alone(
+    driver, monkeypatch, launcher
+):
+    monkeypatch.setattr(kept_launch, "_filled", {})
+    current = []
+    driver.get_current_stream = lambda index: current[-1]
+    runs = [launcher(), launcher()]
+    launches = [keep(run, ("a", "b", "out")) for run in runs]
+    for _ in range(2):
+        for stream in (73, 5):
+            current.append(stream)
+            for seed in (1, 2):
+                tensors = on_device_3(seed)
+                addresses = tuple(tensor.address for tensor in tensors)
+                for run, kept in zip(runs, launches):
+                    before = len(run.calls)
+                    kept(*tensors, None, (*addresses, None))
+                    run(
+                        *(5, 1, 1, stream, "handle", "packed", None, None, None),
+                        *(*addresses, *ARGUMENTS),
+                    )
+                    assert run.calls[before] == run.calls[before + 1]
+    # two launches, two streams, two places
+    assert len(kept_launch._filled) == 8

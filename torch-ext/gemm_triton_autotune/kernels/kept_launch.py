@@ -2,7 +2,9 @@
 
 The JIT looks at every argument of every launch to find the kernel that it compiled before, and encodes
 every TMA descriptor anew: that is most of what a launch costs. Here the arguments of the compiled function
-are kept as a list in which a launch fills in addresses, and encoded descriptors are kept by address.
+are kept as a list in which a launch fills in addresses, encoded descriptors are kept by address, and the
+filled list by all addresses: a model multiplies by the same weights again and again, and torch's allocator
+gives the rest the same places.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ _ADDRESSES = {"a": 0, "b": 1, "out": 2, "bias": 3, "partials": 4, "counters": 5}
 # is kept also serves another tensor that comes to lie there. Some hundred bytes each.
 _encoded: dict[tuple[object, int], Any] = {}
 _MAX_ENCODED = 1 << 14
+# Filled lists by launch, addresses and stream. They too are determined by that alone. Less than a KiB each.
+_filled: dict[tuple[object, tuple, int], tuple] = {}
+_MAX_FILLED = 1 << 13
 # One for each M that a process meets.
 _described: dict[tuple, object] = {}
 _MAX_DESCRIBED = 1 << 14
@@ -130,6 +135,7 @@ class _DirectLaunch(KeptLaunch):
         "_before",
         "_descriptors",
         "_function",
+        "_identity",
         "_packed_from",
         "_pass_on",
         "_pointers",
@@ -154,6 +160,8 @@ class _DirectLaunch(KeptLaunch):
         if run.global_scratch_size or run.profile_scratch_size:
             raise ValueError("it allocates memory at each launch")
         self._scratch = launch.scratch
+        # Not this launch itself: it ends when nobody else has it.
+        self._identity = object()
         self._stand_ins = {name: object() for name in _ADDRESSES}
         if bias is None:
             self._stand_ins["bias"] = None
@@ -208,11 +216,26 @@ class _DirectLaunch(KeptLaunch):
         bias: torch.Tensor | None,
         addresses: tuple,
     ) -> None:
-        arguments = self._arguments.copy()
-        arguments[self._stream] = stream = self._current_stream(self._device_index)
+        stream = self._current_stream(self._device_index)
         if self._scratch is not None:
             scratch = get_scratch(self._device, *self._scratch, stream)
             addresses = addresses + scratch.addresses
+        arguments = _filled.get((self._identity, addresses, stream))
+        if arguments is None:
+            arguments = self._fill(a, b, out, addresses, stream)
+        self._function(*arguments)
+
+    def _fill(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        addresses: tuple,
+        stream: int,
+    ) -> tuple:
+        """The arguments of the compiled function for these operands, from now on kept."""
+        arguments = self._arguments.copy()
+        arguments[self._stream] = stream
         for place, index in self._pointers:
             arguments[place] = addresses[index]
         for place, kind, index in self._descriptors:
@@ -220,11 +243,12 @@ class _DirectLaunch(KeptLaunch):
             if descriptor is None:
                 descriptor = self._keep_descriptors(a, b, out, addresses)[place]
             arguments[place] = descriptor
-        if self._packed_from is None:
-            self._function(*arguments)
-        else:
+        if self._packed_from is not None:
             packed_from = self._packed_from
-            self._function(*arguments[:packed_from], tuple(arguments[packed_from:]))
+            arguments[packed_from:] = [tuple(arguments[packed_from:])]
+        if len(_filled) >= _MAX_FILLED:
+            _filled.clear()
+        return _filled.setdefault((self._identity, addresses, stream), tuple(arguments))
 
     def _kernel_arguments(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple:
         """The arguments of the kernel, with stand-ins for pointers."""
