@@ -252,6 +252,12 @@ def loss_curves(
     return curves
 
 
+def save(path: Path | None, result: dict) -> None:
+    """What there is until now: a run takes minutes."""
+    if path is not None:
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
 def report(result: dict) -> str:
     environment = result["environment"]
     versions = ", ".join(
@@ -285,7 +291,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="toy sizes: does it run at all?")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--json", type=Path, help="write everything here, after each model")
     arguments = parser.parse_args()
 
     sizes = Sizes(arguments.tiny)
@@ -314,6 +320,7 @@ def main() -> int:
             **logit_errors(original, ours, tokens),
         }
         result["rows"] += time_model(name, [original, ours], sizes, device)
+        save(arguments.json, result)
         print(name, file=sys.stderr)
         del original, ours
     llama = MODELS["Llama 3.1 8B"]
@@ -321,8 +328,7 @@ def main() -> int:
     result["training_difference"] = max(
         abs(a - b) / a for a, b in zip(curves["original"], curves["ours"])
     )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1))
+    save(arguments.json, result)
     print(report(result))
     # Both are roundings of one model: ours may be no further from it than the original, within chance.
     wrong = [
