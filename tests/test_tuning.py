@@ -62,11 +62,10 @@ def test_the_device_s_own_timer_works(device, tuned_dir):
     candidates = [{**GOOD, "num_stages": stages} for stages in (2, 3)]
     path = gemm_kernel.tune_gemm(N=N, K=K, Ms=(1, 64), save_dir=tuned_dir, candidates=candidates)
     assert set(saved(path)) == {"1", "64"}
-    for M, config in saved(path).items():
-        default = tuning.default_config(int(M), N, K, device)
-        # The default may start early, or not.
-        tiles = [{key: one.get(key) for key in GOOD} for one in (config, default, *candidates)]
-        assert tiles[0] in tiles[1:]
+    # Entries of other Ms are candidates too, and any of these may start early.
+    possible = [*candidates, *(tuning.default_config(M, N, K, device) for M in (1, 64))]
+    tiles = [{key: config.get(key) for key in GOOD} for config in possible]
+    assert all({key: config.get(key) for key in GOOD} in tiles for config in saved(path).values())
 
 
 def test_the_default_is_always_a_candidate_and_wins_a_tie(device, tuned_dir):

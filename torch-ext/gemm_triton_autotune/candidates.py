@@ -138,12 +138,14 @@ def _all(
         if M is None or M < 256 or tile[0] >= 64:
             for options in table.options:
                 yield {**make_config("tiled", *tile), **options}
-    if M is None or M <= 64:
-        block_m = next((size for size in (16, 32) if M is not None and size >= M), 64)
-        for tile in table.swap:
-            for split_k in _splits(M, N, K, block_m, tile, multiprocessors, properties):
-                for options in table.options:
-                    yield {**make_config("swap", block_m, *tile, SPLIT_K=split_k), **options}
+    if M is None or M <= 128:
+        for block_m in _swap_rows(M, N, multiprocessors):
+            for tile in table.swap:
+                splits = _splits(M, N, K, block_m, tile, multiprocessors, properties)
+                # Rows in two tiles stand in the place of a split.
+                for split_k in splits if M is None or M <= block_m else (1,):
+                    for options in table.options:
+                        yield {**make_config("swap", block_m, *tile, SPLIT_K=split_k), **options}
     if M is None or M <= 768:
         yield from _tma_swap(M, N, K, multiprocessors, properties)
     if M in (1, None):
@@ -168,6 +170,18 @@ def _all(
             for block_m, block_n, num_stages, in_registers in _GLUON
         ]
         yield from _best_by_model(gluon, M, N, K, multiprocessors, properties)
+
+
+def _swap_rows(M: int | None, N: int | None, multiprocessors: int) -> list[int]:
+    """Values of BLOCK_SIZE_M: all rows in one tile, or in two where there are multiprocessors for both."""
+    if M is None or N is None:
+        return [64]
+    fitting = next((size for size in (16, 32) if size >= M), 64)
+    rows = [fitting] if M <= 64 else []
+    half = fitting // 2 if M <= 64 else fitting
+    if half >= 16 and 2 * cdiv(N, 64) <= multiprocessors:
+        rows.append(half)
+    return rows
 
 
 def _tma_swap(
