@@ -59,7 +59,13 @@ def headline(kept: Mapping[str, Mapping[str, Any]]) -> str:
     lines.append("![torch.mm's time over gemm's, over M](benchmarks/plots/ratio.png)")
     more = [
         sentence
-        for sentence in (_cpu_line(results), _between_line(kept), _latency_line(kept))
+        for sentence in (
+            _unseen_line(kept),
+            _models_line(kept),
+            _cpu_line(results),
+            _between_line(kept),
+            _latency_line(kept),
+        )
         if sentence
     ]
     if more:
@@ -68,6 +74,32 @@ def headline(kept: Mapping[str, Mapping[str, Any]]) -> str:
         "Every point, what else was compared, and the commands that repeat it: `benchmarks/RESULTS.md`."
     )
     return "\n\n".join(lines)
+
+
+def _unseen_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = kept["unseen"]["rows"] if "unseen" in kept else []
+    if not rows:
+        return ""
+    weights = len({(row["N"], row["K"]) for row in rows})
+    reached = [1 / row["multiples"]["default"] for row in rows]
+    upstream = [1 / row["multiples"]["upstream-default"] for row in rows]
+    return (
+        f"On {weights} weights that no file ships for, a call without one reaches {tables.mean(reached):.3f} of the "
+        f"speed that tuning finds, at worst {min(reached):.3f} ({len(rows)} points); the upstream example's default "
+        f"reaches {tables.mean(upstream):.3f}."
+    )
+
+
+def _models_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = kept["models"]["rows"] if "models" in kept else []
+    if not rows:
+        return ""
+    ratios = [row["ratio"] for row in rows]
+    names = ", ".join(dict.fromkeys(row["model"] for row in rows))
+    return (
+        f"Whole models, every `nn.Linear` replaced ({names}; decode and prefill, eager and CUDA graphs): "
+        f"{min(ratios):.3f} to {max(ratios):.3f} times as fast as the original."
+    )
 
 
 def _cpu_line(results: Mapping[str, Any]) -> str:

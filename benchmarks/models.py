@@ -23,8 +23,9 @@ from typing import Any
 import kernels
 import torch
 import transformers
-import triton
-from tabulate import tabulate
+
+import machine
+import tables
 
 REPO_ID = "kernels-test/gemm-triton-autotune"
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
@@ -264,27 +265,9 @@ def report(result: dict) -> str:
         f"{name} {environment[name]}" for name in ("torch", "triton", "transformers")
     )
     title = f"{environment['device']}, {versions}, bfloat16, {environment['layers']} layers of each model"
-    cells = [
-        (row["model"], row["regime"], row["how"], f"{row['original_ms']:.3f}")
-        + (f"{row['our_ms']:.3f}", f"{row['ratio']:.3f}")
-        for row in result["rows"]
-    ]
-    headers = ("model", "regime", "", "original ms", "ours ms", "ratio")
-    lines = [title, "", tabulate(cells, headers, tablefmt="github", disable_numparse=True), ""]
-    cells = [
-        (name, f"{one['original_error']:.2e}", f"{one['our_error']:.2e}")
-        + (", ".join(one["untuned"]) or "none",)
-        for name, one in result["models"].items()
-    ]
-    headers = ("model", "logits: error of the original", "of ours", "weight shapes without a file")
-    lines += [tabulate(cells, headers, tablefmt="github", disable_numparse=True), ""]
-    curves = result["training"]
-    lines.append(
-        f"Training, {len(curves['original'])} steps: loss {curves['original'][0]:.4f} to "
-        f"{curves['original'][-1]:.4f} (original), {curves['ours'][-1]:.4f} (ours); "
-        f"largest difference {result['training_difference']:.2%} of the loss."
-    )
-    return "\n".join(lines)
+    parts = [title, tables.model_times(result["rows"]), tables.model_errors(result["models"])]
+    parts.append(tables.training_line(result["training"], result["training_difference"]))
+    return "\n\n".join(parts)
 
 
 def main() -> int:
@@ -297,13 +280,14 @@ def main() -> int:
     sizes = Sizes(arguments.tiny)
     device = gemm_kernel.tuning.resolve_device(None)
     result: dict[str, Any] = {
-        "environment": {
-            "device": gemm_kernel.tuning.device_name(device),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "transformers": transformers.__version__,
-            "layers": sizes.layers,
-        },
+        "environment": machine.environment(
+            device,
+            "benchmarks/models.py",
+            protocol="wall clock, the two interleaved, medians",
+            dtype="bfloat16",
+            transformers=transformers.__version__,
+            layers=sizes.layers,
+        ),
         "models": {},
         "rows": [],
     }

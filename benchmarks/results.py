@@ -3,8 +3,8 @@
     python benchmarks/results.py            write them; needs matplotlib
     python benchmarks/results.py --check    status 1 if a text is not what this would write
 
-Nothing here measures, and no number of the texts is typed. The files are what `compare.py` and `latency.py` write with
-`--json`; each may be missing, and then its section is. In the README what stands between the lines
+Nothing here measures, and no number of the texts is typed. The files are what `compare.py`, `latency.py` and `models.py` write
+with `--json`; each may be missing, and then its section is. In the README what stands between the lines
 `<!-- results -->` and `<!-- /results -->` is replaced.
 """
 
@@ -28,8 +28,9 @@ PLOTS = ROOT / "benchmarks" / "plots"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 # Names of the kept files, without .json: the suite; all providers at a few points; M between those of the files,
-# with files that were tuned for them; the suite in float16; first calls.
-NAMES = ("compare", "providers", "between", "fp16", "latency")
+# with files that were tuned for them; weights that were tuned for the comparison alone; the suite in float16; first
+# calls; whole models.
+NAMES = ("compare", "providers", "between", "unseen", "fp16", "latency", "models")
 
 
 def read_kept(folder: Path = KEPT) -> dict[str, dict[str, Any]]:
@@ -52,6 +53,8 @@ def results_page(kept: Mapping[str, Mapping[str, Any]]) -> str:
     ]
     sections = {
         "compare": _suite,
+        "unseen": _unseen,
+        "models": _models,
         "fp16": _float16,
         "between": _between,
         "providers": _providers,
@@ -112,6 +115,34 @@ def _float16(results: Mapping[str, Any]) -> list[str]:
         f"### Every point below {tables.LEAST_RATIO}: {len(lost)} of {len(rows)}",
         tables.point_table(lost) if lost else "",
         *_missing(results["rows"]),
+    ]
+
+
+def _unseen(results: Mapping[str, Any]) -> list[str]:
+    rows = results["rows"]
+    return [
+        *_head("Without a file: weights that none ships for", results["environment"]),
+        "gemm has files here that `python tune.py --shapes FILE --layout nt --save-dir unseen/tuned` made for the "
+        "comparison; what others would choose is from `benchmarks/baselines.py`. The default is what a call "
+        "gets that has no file.",
+        tables.default_bands(rows),
+        tables.provider_means(rows),
+        f"### The {tables.WORST} points where tuning brings most",
+        tables.default_points(rows),
+        _folded(f"Microseconds of all {len(rows)} points", tables.provider_points(rows)),
+        *_missing(rows),
+    ]
+
+
+def _models(results: Mapping[str, Any]) -> list[str]:
+    environment = results["environment"]
+    return [
+        *_head("Whole models", environment),
+        f"Every `nn.Linear` replaced through `kernels.kernelize`; {environment['layers']} layers of each model at its "
+        f"real width, transformers {environment['transformers']}. Wall clock, the two forms in turn, medians.",
+        tables.model_times(results["rows"]),
+        tables.model_errors(results["models"]),
+        tables.training_line(results["training"], results["training_difference"]),
     ]
 
 

@@ -211,6 +211,69 @@ def latency_table(rows: Iterable[Row]) -> str:
     return markdown(table, headers)
 
 
+def default_bands(rows: Sequence[Row]) -> str:
+    """What the default reaches of the tuned speed, by layout and band of M."""
+    table = []
+    for layout in layouts_of(rows):
+        for name, (low, high) in {**BANDS, "all": (1, 1 << 40)}.items():
+            band = [row for row in in_band(rows, low, high) if row["layout"] == layout]
+            reached = [1 / row["multiples"]["default"] for row in band]
+            if reached:
+                ratios = [row["multiples"]["torch"] / row["multiples"]["default"] for row in band]
+                table.append(
+                    (layout, name, len(band), f"{mean(reached):.3f}", f"{min(reached):.3f}")
+                    + (f"{mean(ratios):.3f}",)
+                )
+    headers = ("layout", "M", "points", "tuned / default", "worst", "torch / default")
+    return markdown(table, headers)
+
+
+def default_points(rows: Iterable[Row]) -> str:
+    """The points where the default takes longest beside tuned."""
+    worst = sorted(rows, key=lambda row: -row["multiples"]["default"])[:WORST]
+    table = [
+        (
+            row["layout"],
+            shape(row),
+            *(number(row["us"][name], ".1f") for name in ("gemm", "default", "torch")),
+            f"{1 / row['multiples']['default']:.3f}",
+            family(row),
+        )
+        for row in worst
+    ]
+    headers = ("layout", "M x N x K", "tuned µs", "default µs", "torch µs", "tuned / default")
+    return markdown(table, (*headers, "tuned family"))
+
+
+def model_times(rows: Iterable[Row]) -> str:
+    """A line for each regime of each model; a ratio above 1 is faster than the original."""
+    table = [
+        (row["model"], row["regime"], row["how"], f"{row['original_ms']:.3f}")
+        + (f"{row['our_ms']:.3f}", f"{row['ratio']:.3f}")
+        for row in rows
+    ]
+    return markdown(table, ("model", "regime", "", "original ms", "ours ms", "ratio"))
+
+
+def model_errors(models: Mapping[str, Mapping[str, Any]]) -> str:
+    """How far both forms of each model are from the same model in float32."""
+    table = [
+        (name, f"{one['original_error']:.2e}", f"{one['our_error']:.2e}")
+        + (", ".join(one["untuned"]) or "none",)
+        for name, one in models.items()
+    ]
+    headers = ("model", "logits: error of the original", "of ours", "weight shapes without a file")
+    return markdown(table, headers)
+
+
+def training_line(curves: Mapping[str, Sequence[float]], difference: float) -> str:
+    original, ours = curves["original"], curves["ours"]
+    return (
+        f"Training, {len(original)} steps: loss {original[0]:.4f} to {original[-1]:.4f} (original), "
+        f"{ours[-1]:.4f} (ours); largest difference {difference:.2e} of the loss."
+    )
+
+
 def tuned_here(row: Row) -> str | None:
     """The provider whose file was tuned for this very M, if it has a time."""
     return next((name for name in row["multiples"] if name.startswith("configs:")), None)

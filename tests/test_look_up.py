@@ -67,7 +67,8 @@ def test_without_a_file_one_warning_says_what_to_do(device, tuned_dir, caplog):
     assert tuning.config_file_name(N, K, device, "NT") in text
     assert str(tuned_dir) in text
     assert f"python tune.py --n {N} --k {K} --layout nt" in text
-    assert "may be slower" in text
+    properties = gemm_kernel.device.device_properties(device)
+    assert f"is used, {gemm_kernel.defaults.speed_in_words(properties)}. To make" in text
 
 
 def test_nt_uses_the_nn_file_if_it_has_none(device, tuned_dir):

@@ -140,9 +140,16 @@ def test_first_results_of_processes_are_told():
 
 
 def test_each_section_says_how_to_repeat_it():
-    one = {"environment": {**ENVIRONMENT, "shape": [1, 2, 3], "rounds": 1}, "cpu": [], "rows": []}
+    # What one section or another asks of its file beside rows.
+    more = {"shape": [1, 2, 3], "rounds": 1, "layers": 1, "transformers": "5.x"}
+    one = {
+        "environment": {**ENVIRONMENT, **more},
+        **{"cpu": [], "models": {}, "training": {"original": [1.0], "ours": [1.0]}},
+        "training_difference": 0.0,
+    }
     for name in results.NAMES:
-        kept = {name: {**one, "rows": [] if name == "latency" else [point(16, 1.0)]}}
+        rows = [] if name in ("latency", "models") else [point(16, 1.0)]
+        kept = {name: {**one, "rows": rows}}
         page = results.results_page(kept)
         assert "`python benchmarks/compare.py`" in page, name
         assert "Some GPU, driver 1.2, torch 2.x, Triton 3.x, 2001-02-03, bfloat16" in page, name
@@ -196,3 +203,52 @@ def test_what_is_published_is_made_of_what_is_kept():
             assert (path.parent / picture).is_file(), picture
     # Markers that nothing fills would be an empty promise.
     assert (results.BEGIN in readme) <= ("compare" in kept)
+
+
+def unseen(*rows):
+    return {"unseen": {"environment": ENVIRONMENT, "rows": list(rows)}}
+
+
+def test_what_the_default_reaches_is_told_by_band_and_at_worst():
+    rows = [
+        point(1, 1.5, **{"default": 1.25, "upstream-default": 4.0}),
+        point(16, 1.5, **{"default": 1.25, "upstream-default": 4.0}),
+        point(64, 0.9, **{"default": 2.0, "upstream-default": 1.0}),
+    ]
+    page = results.results_page(unseen(*rows))
+    assert cells(page, "NT", "M <= 16")[2:] == ["2", "0.800", "0.800", "1.200"]
+    assert cells(page, "NT", "M 17 to 1023")[2:] == ["1", "0.500", "0.500", "0.450"]
+    worst = page.index("64 x 8192 x 4096"), page.index("1 x 8192 x 4096")
+    assert worst[0] < worst[1]
+    text = headline({**suite(*rows), **unseen(*rows)})
+    assert "reaches 0.684 of the speed that tuning finds, at worst 0.500 (3 points)" in text
+    assert "upstream example's default reaches 0.397" in text
+
+
+def test_whole_models_are_told_with_the_slowest():
+    row = {"model": "A", "regime": "decode", "how": "graph", "original_ms": 2.0, "our_ms": 1.0}
+    kept = {
+        "models": {
+            "environment": {**ENVIRONMENT, "layers": 4, "transformers": "5.x"},
+            "rows": [{**row, "ratio": 2.0}, {**row, "how": "eager", "ratio": 0.9}],
+            "models": {"A": {"original_error": 0.02, "our_error": 0.01, "untuned": ["1x2"]}},
+            "training": {"original": [3.0, 1.0], "ours": [3.0, 1.01]},
+            "training_difference": 0.01,
+        }
+    }
+    page = results.results_page(kept)
+    assert cells(page, "A", "decode", "eager")[3:] == ["2.000", "1.000", "0.900"]
+    assert cells(page, "A", "2.00e-02")[2:] == ["1.00e-02", "1x2"]
+    assert "largest difference 1.00e-02 of the loss" in page
+    assert "(A; decode and prefill, eager and CUDA graphs): 0.900 to 2.000" in headline(
+        {**suite(point(1, 1.0)), **kept}
+    )
+
+
+def test_what_a_call_without_a_file_says_of_the_default_is_what_was_measured():
+    import kernels
+
+    defaults = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1).defaults
+    rows = results.read_kept()["unseen"]["rows"]
+    reached = [1 / row["multiples"]["default"] for row in rows]
+    assert defaults._REACHED["sm_90"] == (round(tables.mean(reached), 2), round(min(reached), 2))

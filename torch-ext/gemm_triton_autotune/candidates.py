@@ -143,7 +143,7 @@ def _all(
             for tile in table.swap:
                 splits = _splits(M, N, K, block_m, tile, multiprocessors, properties)
                 # Rows in two tiles stand in the place of a split.
-                for split_k in splits if M is None or M <= block_m else (1,):
+                for split_k in splits if M is None or block_m >= M else (1,):
                     for options in table.options:
                         yield {**make_config("swap", block_m, *tile, SPLIT_K=split_k), **options}
     if M is None or M <= 768:

@@ -21,7 +21,7 @@ from .arguments import check_device, check_dtype, check_problem, default_dtype, 
 from .bench import Problem
 from .candidates import candidate_configs as candidate_configs
 from .config import Config
-from .defaults import default_configs
+from .defaults import default_configs, speed_in_words
 from .device import device_name, device_properties, resolve_device
 from .measurements import Measurement, measurements_dir, read_measurements, save_measurements
 from .tuned_file import REACH, TunedConfigs, read_mergeable, read_tuned_file, save_tuned_configs
@@ -164,7 +164,7 @@ def _load_tuned_configs(N: int, K: int, device: torch.device, layout: str) -> _L
     message = (
         "No tuned GEMM configuration for this weight on this device: there is no "
         f"{config_file_name(N, K, device, layout)} in {', '.join(map(str, search_path()))}. The default is "
-        f"used, which may be slower. To make the file, run `python tune.py --n {N} --k {K} --layout "
+        f"used, {speed_in_words(device_properties(device))}. To make the file, run `python tune.py --n {N} --k {K} --layout "
         f"{layout.lower()}` in the kernel's repository, or call `tune_gemm(N={N}, K={K}, layout={layout!r})`."
     )
     return _Loaded(None, logging.WARNING, message)
