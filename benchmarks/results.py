@@ -139,7 +139,9 @@ def _models(results: Mapping[str, Any]) -> list[str]:
     return [
         *_head("Whole models", environment),
         f"Every `nn.Linear` replaced through `kernels.kernelize`; {environment['layers']} layers of each model at its "
-        f"real width, transformers {environment['transformers']}. Wall clock, the two forms in turn, medians.",
+        f"real width, transformers {environment['transformers']}. Wall clock, the two forms in turn, medians. For the weights "
+        "that no file ships for, `python tune.py --shapes FILE --layout nt --m 1 8 64 2048 --save-dir models-tuned/configs` "
+        "made some before.",
         tables.model_times(results["rows"]),
         tables.model_errors(results["models"]),
         tables.training_line(results["training"], results["training_difference"]),
