@@ -3,6 +3,8 @@
 import kernels
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from .cases import make_config
 from .exact import assert_product
@@ -10,6 +12,7 @@ from .exact import assert_product
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
 config_problem = gemm_kernel.kernels.config_problem
 launch_gemm_kernel = gemm_kernel.kernels.launch_gemm_kernel
+prefetch_offsets = gemm_kernel.kernels.dependent_launch.prefetch_offsets
 
 
 def config_of(kernel, block_m, block_n, block_k, num_stages=4, PDL=1, **keys):
@@ -52,6 +55,64 @@ def test_the_best_are_tried_with_it():
         assert any("PREFETCH" in each for each in refined) != bool(config.get("PERSISTENT"))
         assert all(config_problem(each) is None for each in refined)
     assert gemm_kernel.candidates.refinements(make_config("tiled", 64, 64, 64, 4, 4)) == []
+
+
+@triton.jit
+def _offsets_kernel(
+    out_ptr,
+    first_n,
+    first_k,
+    N,
+    K,
+    stride_bk,
+    stride_bn,
+    BLOCK_SIZE_N: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    LINES_N: tl.constexpr,
+    LINES_K: tl.constexpr,
+):
+    offs = prefetch_offsets(
+        first_n, first_k, N, K, stride_bk, stride_bn, BLOCK_SIZE_N, COLUMNS, B_TRANSPOSED
+    )
+    places = tl.arange(0, LINES_N)[:, None] * LINES_K + tl.arange(0, LINES_K)[None, :]
+    tl.store(out_ptr + places, offs)
+
+
+# The last of each layout lie past 2**31 elements of b.
+@pytest.mark.parametrize(
+    ("layout", "first_n", "first_k", "N", "K"),
+    [
+        ("NT", 0, 0, 4096, 4096),
+        ("NT", 4064, 4032, 4090, 4100),  # over both edges
+        ("NT", 0, 0, 1, 1),
+        ("NT", 128128, 25600, 128200, 25728),
+        ("NN", 0, 0, 4096, 4096),
+        ("NN", 4032, 4032, 4090, 4100),
+        ("NN", 0, 0, 1, 1),
+        ("NN", 64, 25600, 128256, 25728),
+    ],
+)
+def test_each_line_of_a_part_is_prefetched_and_none_outside_of_b(
+    device, layout, first_n, first_k, N, K
+):
+    block_n, columns = 64, 128
+    is_nt = layout == "NT"
+    stride_k, stride_n = (1, K) if is_nt else (N, 1)
+    lines = (block_n, columns // 64) if is_nt else (1, columns)
+    out = torch.full(lines, -1, dtype=torch.int64, device=device)
+    _offsets_kernel[(1,)](
+        out, first_n, first_k, N, K, stride_k, stride_n, block_n, columns, is_nt, *lines
+    )
+    found = set(out.flatten().tolist())
+    assert all(0 <= offset < N * K for offset in found)
+    # A line is 64 elements along the contiguous side, from the beginning of the part on.
+    step_n, step_k = (1, 64) if is_nt else (64, 1)
+    assert found >= {
+        n * stride_n + k * stride_k
+        for n in range(first_n, min(first_n + block_n, N), step_n)
+        for k in range(first_k, min(first_k + columns, K), step_k)
+    }
 
 
 @pytest.mark.gpu

@@ -92,19 +92,39 @@ def prefetch_b(
     B_TRANSPOSED: tl.constexpr,
 ):
     """Bring a BLOCK_SIZE_N x COLUMNS part of b.T into L2, by lines of 64 elements; b stays inside its edges."""
-    if B_TRANSPOSED:
-        offs_n = first_n + tl.arange(0, BLOCK_SIZE_N)
-        offs_k = first_k + 64 * tl.arange(0, COLUMNS // 64)
-    else:
-        offs_n = first_n + 64 * tl.arange(0, (BLOCK_SIZE_N + 63) // 64)
-        offs_k = first_k + tl.arange(0, COLUMNS)
-    offs_n = tl.minimum(offs_n, N - 1)
-    offs_k = tl.minimum(offs_k, K - 1)
+    offs = prefetch_offsets(
+        first_n, first_k, N, K, stride_bk, stride_bn, BLOCK_SIZE_N, COLUMNS, B_TRANSPOSED
+    )
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",
-        [b_ptr + offs_n[:, None] * stride_bn + offs_k[None, :] * stride_bk],
+        [b_ptr + offs],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def prefetch_offsets(
+    first_n,
+    first_k,
+    N,
+    K,
+    stride_bk,
+    stride_bn,
+    BLOCK_SIZE_N: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+):
+    """An element of b in each line of 64 that belongs to that part, as its distance from the first."""
+    # 64 bits: an index times a stride passes 2**31 elements in large weights.
+    if B_TRANSPOSED:
+        offs_n = first_n + tl.arange(0, BLOCK_SIZE_N).to(tl.int64)
+        offs_k = first_k + 64 * tl.arange(0, COLUMNS // 64).to(tl.int64)
+    else:
+        offs_n = first_n + 64 * tl.arange(0, (BLOCK_SIZE_N + 63) // 64).to(tl.int64)
+        offs_k = first_k + tl.arange(0, COLUMNS).to(tl.int64)
+    offs_n = tl.minimum(offs_n, N - 1)
+    offs_k = tl.minimum(offs_k, K - 1)
+    return offs_n[:, None] * stride_bn + offs_k[None, :] * stride_bk

@@ -179,7 +179,7 @@ def _tma_kernel(
         # The first part of its columns only: rows of a power of two.
         prefetch_b(
             weight_ptr,
-            (offset_m if SWAP else offset_n).to(tl.int64),
+            offset_m if SWAP else offset_n,
             first_k,
             M if SWAP else N,
             K,
