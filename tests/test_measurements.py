@@ -8,6 +8,7 @@ import kernels
 import pytest
 import torch
 
+from .cases import make_config
 from .test_tuning import CANDIDATES, DTYPE, K, N, entry, fixed_timer
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
@@ -242,6 +243,47 @@ def test_if_all_are_lost_in_the_end_there_is_an_error():
         search(lost=[1, 2, 3])
     with pytest.raises(RuntimeError, match="None of 3 candidates runs .* 3 wrong result"):
         search(wrong=[1, 2, 3])
+
+
+class Listing(Bench):
+    """All take as long; the configurations of the quick look and of each series are listed."""
+
+    def __init__(self):
+        super().__init__({})
+        self.looked = []
+
+    def quick_ms(self, config):
+        self.looked.append(config)
+        return 1.0
+
+    def interleaved_ms(self, configs, rounds):
+        self.series.append(configs)
+        return [[1.0] * rounds for _ in configs]
+
+
+def test_no_configuration_is_measured_twice():
+    # Of the default, which is launched early, and of the same that is not, some refinements are the same.
+    plain = make_config("tma", 64, 64, 128, 4, 4)
+    early = {**plain, "PDL": 2, "PREFETCH": 2}
+    given = [early, plain, {**plain, "PDL": 1, "PREFETCH": 2}, plain]
+    bench = Listing()
+    gemm_kernel.search.search(40, N, K, bench, given, default=early)
+    assert len(bench.looked) > len(given)
+    for configs in (bench.looked, *bench.series):
+        assert [configs.count(config) for config in configs] == [1] * len(configs)
+
+
+@pytest.mark.parametrize(("capability", "early"), [((8, 9), False), ((9, 0), True)])
+def test_no_refinement_is_tried_that_the_device_cannot_run(capability, early):
+    properties = gemm_kernel.device.DeviceProperties("cuda", capability)
+    given = [
+        make_config(*tile) for tile in (("swap", 16, 64, 128, 4, 4), ("gemv", 1, 2, 512, 4, 1))
+    ]
+    bench = Listing()
+    gemm_kernel.search.search(1, N, K, bench, given, given[0], properties=properties)
+    assert any("PDL" in config for config in bench.looked) == (
+        early and gemm_kernel.kernels.dependent_launch.gdc_wait is not None
+    )
 
 
 def test_few_configurations_serve_all_ms_within_the_cost():

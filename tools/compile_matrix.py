@@ -83,8 +83,7 @@ def candidates(target: str) -> list[dict]:
         requests += [{"config": config, "layout": layout} for layout in ("NN", "NT")]
         requests += [
             {"config": refined, "layout": "NT"}
-            for refined in gemm_kernel.candidates.refinements(config)
-            if gemm_kernel.kernels.config_problem(refined, properties) is None
+            for refined in gemm_kernel.candidates.refinements(config, properties)
         ]
     return [{**request, "M": _rows(request["config"]), "from": "candidate"} for request in requests]
 

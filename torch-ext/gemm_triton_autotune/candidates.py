@@ -206,8 +206,16 @@ def _tma_swap(
                     yield make_config("tma", block_m, *tile, SWAP=1, SPLIT_K=split_k)
 
 
-def refinements(config: Config) -> list[Config]:
+def refinements(config: Config, properties: DeviceProperties | None = None) -> list[Config]:
     """What is worth a try with a configuration that is among the best: the same, launched early."""
+    return [
+        refined
+        for refined in _launched_early(config)
+        if kernels.config_problem(refined, properties) is None
+    ]
+
+
+def _launched_early(config: Config) -> list[Config]:
     kernel = config.get("kernel", DEFAULT_KERNEL)
     if kernel == DEFAULT_KERNEL:
         return []

@@ -17,6 +17,7 @@ from typing import Any, Callable, NamedTuple
 from .bench import Skip
 from .candidates import refinements
 from .config import Config
+from .device import DeviceProperties
 
 logger = logging.getLogger("gemm_triton_autotune")
 
@@ -76,14 +77,17 @@ def search(
     present: Config | None = None,
     compiled: Compiled = uncompiled,
     on_progress: Callable[[int, int, int, float], None] | None = None,
+    properties: DeviceProperties | None = None,
 ) -> Result:
     """Find the fastest right one of ``candidates`` with a `Bench` or `RemoteBench`.
 
-    default: the candidate that takes no tuning; only for a gain of a percent is another one chosen. present: what
-    is used until now; it stays unless another one is faster beyond the noise.
+    default: the candidate that takes no tuning; only for a gain of a percent is another one chosen.
+    present: what is used until now; it stays unless another one is faster beyond the noise.
+    properties: the device's; what it cannot run is not tried to refine a candidate.
     Raises: RuntimeError if no candidate runs, or the operands do not fit.
     """
-    return _Search(M, N, K, bench, default, present, compiled, on_progress).run(list(candidates))
+    search = _Search(M, N, K, bench, default, present, compiled, on_progress, properties)
+    return search.run(_distinct(candidates))
 
 
 class _Search:
@@ -97,6 +101,7 @@ class _Search:
         present: Config | None,
         compiled: Compiled,
         on_progress: Callable[[int, int, int, float], None] | None,
+        properties: DeviceProperties | None,
     ) -> None:
         self.M = M
         self.shape = f"M={M}, N={N}, K={K}"
@@ -105,6 +110,7 @@ class _Search:
         self.present = present
         self.compiled = compiled
         self.on_progress = on_progress
+        self.properties = properties
         self.skipped: dict[str, int] = {}
         self.times: list[Timed] = []
         # What ran in the quick look and did not stand up to more.
@@ -114,10 +120,7 @@ class _Search:
         self.bench.set_rows(self.M)
         self._look(candidates)
         if self.bench.has_rounds:
-            leaders = sorted(self.times, key=_time)[:_REFINED]
-            known = [config for _, config in self.times]
-            new = (config for leader in leaders for config in refinements(leader.config))
-            self._look([config for config in new if config not in known])
+            self._look(self._refined(candidates))
         while True:
             final = self._final(len(candidates))
             if not final.is_empty():
@@ -141,6 +144,14 @@ class _Search:
             top,
             tuple(self.times),
         )
+
+    def _refined(self, tried: list[Config]) -> list[Config]:
+        """What refines the leaders, beside what was ``tried``."""
+        leaders = sorted(self.times, key=_time)[:_REFINED]
+        new = _distinct(
+            config for leader in leaders for config in refinements(leader.config, self.properties)
+        )
+        return [config for config in new if config not in tried]
 
     def _look(self, candidates: list[Config]) -> None:
         """A quick time of each candidate that runs and is right."""
@@ -302,6 +313,15 @@ class _Final:
         if len(self._torch_times) < 2:
             return best
         return min((c for c in equal if self._lead(best, c)[0] <= LEAST_GAIN), key=len)
+
+
+def _distinct(configs: Iterable[Config]) -> list[Config]:
+    # The times of one that was measured twice would not belong to the rounds of the others.
+    found: list[Config] = []
+    for config in configs:
+        if config not in found:
+            found.append(config)
+    return found
 
 
 def _time(timed: Timed) -> float:

@@ -256,6 +256,7 @@ class Tuner:
             self._entries.get(M),
             search.uncompiled if self._workers is None else functools.partial(self._compiled, M),
             self._on_progress,
+            self._properties,
         )
         self._results[M] = result
         self._entries[M] = result.config
