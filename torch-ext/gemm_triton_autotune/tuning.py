@@ -247,28 +247,31 @@ def launch_tuned(
     M = a.shape[0] if M is None else M
     biases = () if bias is None else (bias,)
     failed: list[tuple[Config, Exception]] = []
-    defaults = default_configs(M, N, K, device_properties(a.device), layout)
+
+    def failure_of(config: Config) -> Exception | None:
+        return next((error for other, error in failed if config == other), None)
 
     def accepts(config: Config) -> bool:
-        return kernels.operand_problem(config, a, b, out) is None and all(
-            config != other for other, _ in failed
-        )
+        return kernels.operand_problem(config, a, b, out) is None and failure_of(config) is None
 
     while True:
         config = get_config(M, N, K, a.device, layout, accepts)
+        # The last default comes back although it failed: then it was no entry's fault, the call fails, and
+        # none is given up.
+        failure = failure_of(config)
+        if failure is not None:
+            raise failure
         try:
             kernels.launch_gemm_kernel(a, b, out, config, *biases)
         # No entry's fault either: it is raised as by any op, and may be gone at the next call.
         except torch.OutOfMemoryError:
             raise
         # Whatever went wrong (shared memory, registers, a fault of the compiler), an entry of a file is
-        # not worth a failed call: the next nearest takes over, and in the end the defaults. If the last of
-        # these fails too, it was no entry's fault: the call fails, and none is given up.
+        # not worth a failed call: the next nearest takes over, and in the end the defaults.
         except Exception as error:
-            if config == defaults[-1]:
-                raise
             failed.append((config, error))
         else:
+            defaults = default_configs(M, N, K, device_properties(a.device), layout)
             for other, error in failed:
                 _reject(other, error, N, K, a.device, layout, is_default=other in defaults)
             return config
@@ -283,7 +286,7 @@ def _reject(
     layout: str,
     is_default: bool,
 ) -> None:
-    """Forget the entries with a ``config``, or the default, that failed to launch where another one did not.
+    """Give up the entries with ``config``, or the default, that failed to launch where another one did not.
 
     What is in range may yet need more than the device has, which only compiling shows.
     """
@@ -291,7 +294,7 @@ def _reject(
     if dropped is not None:
         path, Ms = dropped
         what = f"Tuned GEMM file {path}: the entry for M={', '.join(map(str, Ms))}"
-    elif is_default:
+    elif is_default and (device, config) not in _failed_defaults:
         what = f"The default GEMM configuration {config}"
         _failed_defaults.append((device, config))
     else:
@@ -380,8 +383,10 @@ def warmup(
     """Compile every configuration that calls with a weight of this shape can get, before they come.
 
     bias: for calls that have one, which are other kernels than those that have none.
-    Runs one product for each, of as many rows as its M and at most 8192; calls with more rows may meet one more
-    default. Returns: the configurations, in order of M. Raises: ValueError for arguments out of range; torch.OutOfMemoryError if they do not fit.
+    Runs one product for each, of as many rows as its M and at most 8192; calls with more rows may meet one
+    more default.
+    Returns: the configurations, in order of M.
+    Raises: ValueError for arguments out of range; torch.OutOfMemoryError if they do not fit.
     """
     device = resolve_device(device)
     check_problem((), N, K, layout)
