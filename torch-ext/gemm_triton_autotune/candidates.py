@@ -10,14 +10,11 @@ from collections.abc import Iterator
 
 from . import kernels
 from .config import DEFAULT_KERNEL, Config, make_config
-from .cost_model import rates_for, time_us
+from .cost_model import cost, rates_for
 from .defaults import default_configs
 from .device import DeviceProperties
 from .device_tables import Table, table_for
 from .kernels.launch import cdiv
-
-# Where torch does not tell: as many multiprocessors as an H200 has.
-_MULTIPROCESSORS = 132
 
 # What follows is for Hopper; `device_tables` has what stands in the place of _TILED and _SWAP elsewhere.
 # (BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages). Few rows are bound by memory and want
@@ -129,7 +126,7 @@ def _all(
     properties: DeviceProperties | None,
     layout: str | None,
 ) -> Iterator[Config]:
-    multiprocessors = (properties and properties.multiprocessors) or _MULTIPROCESSORS
+    multiprocessors = rates_for(properties).multiprocessors
     on_hopper = properties is not None and properties.capability == (9, 0)
     has_tma = on_hopper and N is not None and K is not None and N % 8 == K % 8 == 0
     table = table_for(properties) or Table(_TILED_ON_HOPPER if has_tma else _TILED, _SWAP)
@@ -158,7 +155,7 @@ def _all(
             for *tile, subtile in _TMA_PERSISTENT
             if None in (M, N, K) or cdiv(M, tile[0]) * cdiv(N, tile[1]) > multiprocessors
         ]
-        yield from _best_by_model(tma, M, N, K, multiprocessors, properties)
+        yield from _best_by_model(tma, M, N, K, properties)
         if M is None or M <= 512:
             for tile in _TMA_SPLIT:
                 block_m, *rest = tile
@@ -169,7 +166,7 @@ def _all(
             make_config("gluon", block_m, block_n, 64, 4, num_stages, A_IN_REGISTERS=in_registers)
             for block_m, block_n, num_stages, in_registers in _GLUON
         ]
-        yield from _best_by_model(gluon, M, N, K, multiprocessors, properties)
+        yield from _best_by_model(gluon, M, N, K, properties)
 
 
 def _swap_rows(M: int | None, N: int | None, multiprocessors: int) -> list[int]:
@@ -237,25 +234,17 @@ def _best_by_model(
     M: int | None,
     N: int | None,
     K: int | None,
-    multiprocessors: int,
     properties: DeviceProperties | None,
 ) -> list[Config]:
     if None in (M, N, K):
         return configs
     rates = rates_for(properties)
-    # Of equals the one that loads less for an element of out.
-    ranked = sorted(
-        (
-            time_us(config, M, N, K, rates, multiprocessors),
-            1 / config["BLOCK_SIZE_M"] + 1 / config["BLOCK_SIZE_N"],
-            i,
-        )
-        for i, config in enumerate(configs)
-    )
-    limit_us = ranked[0][0] * _MODEL_FACTOR
+    costs = [cost(config, M, N, K, rates) for config in configs]
+    ranked = sorted(range(len(configs)), key=lambda i: costs[i])
+    limit_us = costs[ranked[0]][0] * _MODEL_FACTOR
     least, most = _MODEL_KEEPS[configs[0]["kernel"]]
-    close = sum(duration_us <= limit_us for duration_us, *_ in ranked)
-    return [configs[i] for *_, i in ranked[: max(least, min(close, most))]]
+    close = sum(duration_us <= limit_us for duration_us, _ in costs)
+    return [configs[i] for i in ranked[: max(least, min(close, most))]]
 
 
 def _splits(

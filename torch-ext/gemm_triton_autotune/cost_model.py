@@ -16,9 +16,9 @@ from .kernels.launch import cdiv
 
 
 class Rates(NamedTuple):
-    """What is assumed of one multiprocessor of a kind of device."""
+    """What is assumed of a device, and of each of its multiprocessors."""
 
-    multiprocessors: int  # where torch does not tell
+    multiprocessors: int  # in `_RATES` those of the example
     block_us: float  # for a block of work
     tile_bytes_per_us: float  # at which tiles of a and b come in, mostly from L2
     memory_bytes_per_us: float  # its share of the memory's bandwidth
@@ -45,15 +45,21 @@ _NARROW_PART = 16
 
 
 def rates_for(properties: DeviceProperties | None) -> Rates:
-    """The rates of devices like this one; of an H200 where the kind is not known."""
-    return _RATES[device_kind(properties) or "sm_90"]
+    """The rates of such a device; of an H200 where its kind is not known."""
+    rates = _RATES[device_kind(properties) or "sm_90"]
+    if properties is None or properties.multiprocessors is None:
+        return rates
+    return rates._replace(multiprocessors=properties.multiprocessors)
 
 
-def time_us(
-    config: Mapping[str, Any], M: int, N: int, K: int, rates: Rates, multiprocessors: int | None
-) -> float:
-    """Microseconds for (M, K) @ (K, N) with ``config`` on so many multiprocessors (None: as ``rates`` says)."""
-    multiprocessors = multiprocessors or rates.multiprocessors
+def cost(config: Mapping[str, Any], M: int, N: int, K: int, rates: Rates) -> tuple[float, float]:
+    """The less the better: microseconds, and of equals what is loaded for an element of out."""
+    loads = 1 / config["BLOCK_SIZE_M"] + 1 / config["BLOCK_SIZE_N"]
+    return time_us(config, M, N, K, rates), loads
+
+
+def time_us(config: Mapping[str, Any], M: int, N: int, K: int, rates: Rates) -> float:
+    """Microseconds for (M, K) @ (K, N) with ``config``."""
     block_m, block_n, split = (
         config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"], config.get("SPLIT_K", 1)
     )  # fmt: skip
@@ -65,12 +71,12 @@ def time_us(
         rows * columns * (rates.block_us / 4096),
         (block_m + block_n) * 128 / rates.tile_bytes_per_us,
     )
-    waves = cdiv(cdiv(M, block_m) * cdiv(N, block_n) * split, multiprocessors)
+    waves = cdiv(cdiv(M, block_m) * cdiv(N, block_n) * split, rates.multiprocessors)
     # K is padded to whole steps.
     block_k = config["BLOCK_SIZE_K"]
     blocks = cdiv(cdiv(K, block_k), split) * block_k / 64
     work_us = waves * (blocks * block_us + _WAVE_US)
-    bandwidth = multiprocessors * rates.memory_bytes_per_us
+    bandwidth = rates.multiprocessors * rates.memory_bytes_per_us
     memory_us = 2 * (M * K + N * K + M * N) / bandwidth
     # A smooth maximum: where both are near each other, each hinders the other.
     total_us = _LAUNCH_US + (work_us**4 + memory_us**4) ** 0.25

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from . import kernels
 from .config import DEFAULT_KERNEL, Config, conservative_config, make_config
-from .cost_model import Rates, rates_for, time_us
+from .cost_model import Rates, cost, rates_for
 from .device import DeviceProperties
 from .device_tables import Table, device_kind, table_for
 from .kernels.launch import cdiv
@@ -93,7 +93,7 @@ def _table_options(table: Table | None) -> Iterator[_Option]:
 
 
 @functools.cache
-def _options(properties: DeviceProperties, layout: str) -> list[_Option]:
+def _options(properties: DeviceProperties | None, layout: str) -> list[_Option]:
     """The list for such a device, without what it or this Triton cannot run."""
     if device_kind(properties) == "sm_90":
         options = _hopper_options(layout)
@@ -118,48 +118,49 @@ def default_configs(
 
     properties: None stands for any device. The configurations are shared: they are not to be changed.
     """
-    conservative = conservative_config(M)
-    if properties is None:
-        return (conservative,)
     rates = rates_for(properties)
-    multiprocessors = properties.multiprocessors or rates.multiprocessors
-    best: dict[str, tuple[int, float, float, Config]] = {}
+    best: dict[str, tuple[tuple[int, float, float], Config]] = {}
+    for config in _choices(M, N, K, properties, layout, rates.multiprocessors):
+        family = config.get("kernel", DEFAULT_KERNEL)
+        rank = _rank(config, M, N, K, rates)
+        if family not in best or rank < best[family][0]:
+            best[family] = rank, config
+    ranked = sorted(best.values(), key=lambda ranked: ranked[0])
+    found = [_with_prefetch(config, N, K) for _, config in ranked]
+    conservative = conservative_config(M)
+    return (*(config for config in found if config != conservative), conservative)
+
+
+def _choices(
+    M: int,
+    N: int,
+    K: int,
+    properties: DeviceProperties | None,
+    layout: str,
+    multiprocessors: int,
+) -> Iterator[Config]:
+    """What the list has for such a call, each split along K, too, where that may pay."""
     for option in _options(properties, layout):
-        if not option.more_rows_than < M <= option.rows_up_to:
+        config = option.config
+        if not option.more_rows_than < M <= option.rows_up_to or not _takes(config, N, K, layout):
             continue
-        family = option.config.get("kernel", DEFAULT_KERNEL)
-        if not _takes(family, N, K, layout):
-            continue
-        block_m, block_n = option.config["BLOCK_SIZE_M"], option.config["BLOCK_SIZE_N"]
-        tiles = cdiv(M, block_m) * cdiv(N, block_n)
+        tiles = cdiv(M, config["BLOCK_SIZE_M"]) * cdiv(N, config["BLOCK_SIZE_N"])
         if option.one_wave is not None and option.one_wave != (tiles <= multiprocessors):
             continue
-        configs = [option.config]
-        most = min(multiprocessors // tiles, K // _LEAST_PART, _MOST_PARTS)
-        if option.splits and most > 1:
-            configs.append({**option.config, "SPLIT_K": most})
-        for config in configs:
-            rank = _rank(config, M, N, K, rates, multiprocessors)
-            if family not in best or rank < best[family][:3]:
-                best[family] = (*rank, config)
-    ranked = [
-        _with_prefetch(config, N, K)
-        for *_, config in sorted(best.values(), key=lambda rank: rank[:3])
-    ]
-    return (*(config for config in ranked if config != conservative), conservative)
+        yield config
+        parts = min(multiprocessors // tiles, K // _LEAST_PART, _MOST_PARTS)
+        if option.splits and parts > 1:
+            yield {**config, "SPLIT_K": parts}
 
 
-def _rank(
-    config: Config, M: int, N: int, K: int, rates: Rates, multiprocessors: int
-) -> tuple[int, float, float]:
-    """The less the better: a kind, then a time, and of equals what is loaded for an element of out."""
+def _rank(config: Config, M: int, N: int, K: int, rates: Rates) -> tuple[int, float, float]:
+    """The less the better: a kind, then what the model says."""
     if config.get("kernel") == "gemv":
         # The best for a row of a, and as fast as memory where it needs no padding.
         return 0, cdiv(K, config["BLOCK_SIZE_K"]) * config["BLOCK_SIZE_K"], 0
     # On Hopper the plain kernel is there for what the others do not take.
     kind = 2 if config.get("kernel", DEFAULT_KERNEL) == DEFAULT_KERNEL else 1
-    loads = 1 / config["BLOCK_SIZE_M"] + 1 / config["BLOCK_SIZE_N"]
-    return kind, time_us(config, M, N, K, rates, multiprocessors), loads
+    return (kind, *cost(config, M, N, K, rates))
 
 
 def _with_prefetch(config: Config, N: int, K: int) -> Config:
@@ -169,8 +170,9 @@ def _with_prefetch(config: Config, N: int, K: int) -> Config:
     return {**config, "PREFETCH": 16384 // (config["BLOCK_SIZE_N"] * config["BLOCK_SIZE_K"])}
 
 
-def _takes(family: str, N: int, K: int, layout: str) -> bool:
+def _takes(config: Config, N: int, K: int, layout: str) -> bool:
     """Can rows of these lengths be those of TMA's descriptors, where the family has some?"""
+    family = config.get("kernel", DEFAULT_KERNEL)
     if family == "tma":
         return K % 8 == 0 and (layout == "NT" or N % 8 == 0)
     return family != "gluon" or N % 8 == K % 8 == 0
