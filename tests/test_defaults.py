@@ -110,6 +110,23 @@ def test_hopper_gets_each_family_where_it_is_made_for(families):
     assert {family(config) for config in default_configs(4096, 4095, 4093, H200, "NT")} == {"tiled"}
 
 
+@pytest.mark.parametrize("lacks", ["Gluon", "Gluon and TMA", "columns that Gluon takes"])
+def test_many_rows_on_hopper_get_large_tiles_without_gluon_too(lacks, monkeypatch, families):
+    # Triton before 3.6 has no Gluon, and before 3.4 no TMA.
+    if lacks.startswith("Gluon"):
+        monkeypatch.setattr(gemm_kernel.kernels.gluon, "IMPORT_PROBLEM", "is not there")
+    if lacks.endswith("TMA"):
+        monkeypatch.setattr(gemm_kernel.kernels.tma, "TensorDescriptor", None)
+    gemm_kernel.defaults._options.cache_clear()
+    default_configs.cache_clear()
+    odd = int(lacks.startswith("columns"))
+    for M in (300, 512, 1024, 4096):
+        for N, layout in ((14336 + odd, "NT"), (4096 + odd, "NT"), (4096, "NN"))[: 2 if odd else 3]:
+            first = default_configs(M, N, 4096, H200, layout)[0]
+            assert family(first) == ("tiled" if lacks.endswith("TMA") else "tma")
+            assert first["BLOCK_SIZE_M"] * first["BLOCK_SIZE_N"] >= 128 * 64, (M, N, layout, first)
+
+
 @pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
 def test_the_default_follows_the_number_of_multiprocessors(families):
     small = H200._replace(multiprocessors=66)

@@ -49,9 +49,20 @@ class _Option(NamedTuple):
     splits: bool = False
     # Only where there are at most as many tiles as multiprocessors (True), or more (False).
     one_wave: bool | None = None
+    # Only before Triton 3.6, and for a b whose columns Gluon does not take.
+    without_gluon: bool = False
 
 
 def _hopper_options(layout: str) -> Iterator[_Option]:
+    yield from _few_rows(layout)
+    yield from _gluon_options(layout)
+    yield from _tma_options()
+    # What TMA does not take; the others are always faster.
+    for tile in ((64, 64, 128, 4, 3), (128, 128, 64, 4, 3), (128, 256, 64, 8, 3)):
+        yield _Option(make_config(DEFAULT_KERNEL, *tile), 64)
+
+
+def _few_rows(layout: str) -> Iterator[_Option]:
     if layout == "NT":
         for tile in ((2, 1024, 4, 1), (4, 512, 4, 3)):
             yield _Option(make_config("gemv", 1, *tile), 0, 1)
@@ -63,12 +74,16 @@ def _hopper_options(layout: str) -> Iterator[_Option]:
             yield _Option(config, 2 * low, 2 * block_m, splits=True)
     yield _Option(make_config("tma", 64, 64, 128, 4, 6), 32, 1024)
     yield _Option(make_config("tma", 64, 128, 128, 4, 4), 32, 64)
-    # Few rows are bound by memory, so as many bytes in flight as fit. For more than 32 rows only where TMA cannot load.
+    # Few rows are bound by memory, so as many bytes in flight as fit.
+    # For more than 32 rows only where TMA cannot load.
     several_waves = (64, 128, 4, 4) if layout == "NT" else (128, 64, 4, 6)
     for block_m, low in ((16, 0), (32, 16), (64, 32)):
         for tile, one_wave in (((64, 128, 4, 6), True), (several_waves, False)):
             config = make_config("swap", block_m, *tile)
             yield _Option(config, low, block_m, splits=one_wave, one_wave=one_wave)
+
+
+def _gluon_options(layout: str) -> Iterator[_Option]:
     for block_m, block_n, num_stages, in_registers in (
         *[(64, n, s, 0) for n, s in ((128, 8), (192, 6), (256, 5), (320, 4))],
         *[(128, n, s, 0) for n, s in ((128, 6), (192, 5), (256, 4))],
@@ -78,9 +93,15 @@ def _hopper_options(layout: str) -> Iterator[_Option]:
     ):
         tile = block_m, block_n, 64, 4, num_stages
         yield _Option(make_config("gluon", *tile, A_IN_REGISTERS=in_registers), 32)
-    # What TMA does not take; the others are always faster.
-    for tile in ((64, 64, 128, 4, 3), (128, 128, 64, 4, 3), (128, 256, 64, 8, 3)):
-        yield _Option(make_config(DEFAULT_KERNEL, *tile), 64)
+
+
+def _tma_options() -> Iterator[_Option]:
+    """Not measured as a list: tile for tile among the best `candidates`."""
+    for tile in (
+        *[(64, n, 64, 4, s) for n, s in ((128, 8), (192, 6), (256, 5))],
+        *[(128, n, 64, 8, s) for n, s in ((128, 6), (192, 5), (256, 4))],
+    ):
+        yield _Option(make_config("tma", *tile), 32, without_gluon=True)
 
 
 def _table_options(table: Table | None) -> Iterator[_Option]:
@@ -101,7 +122,8 @@ def _options(properties: DeviceProperties | None, layout: str) -> list[_Option]:
         options = _table_options(table_for(properties))
     possible = []
     for option in options:
-        # Started early where that can be: on an H200 it takes a few percent off a short call, and never adds any.
+        # Started early where that can be: on an H200 it takes a few percent off a short call, and never adds
+        # any. The tables for other devices have none but `tiled`, which cannot.
         for config in ({**option.config, "PDL": 2}, option.config):
             if kernels.config_problem(config, properties) is None:
                 possible.append(option._replace(config=config))
@@ -140,9 +162,13 @@ def _choices(
     multiprocessors: int,
 ) -> Iterator[Config]:
     """What the list has for such a call, each split along K, too, where that may pay."""
-    for option in _options(properties, layout):
+    options = [each for each in _options(properties, layout) if _takes(each.config, N, K, layout)]
+    has_gluon = any(option.config.get("kernel") == "gluon" for option in options)
+    for option in options:
         config = option.config
-        if not option.more_rows_than < M <= option.rows_up_to or not _takes(config, N, K, layout):
+        if not option.more_rows_than < M <= option.rows_up_to:
+            continue
+        if option.without_gluon and has_gluon:
             continue
         tiles = cdiv(M, config["BLOCK_SIZE_M"]) * cdiv(N, config["BLOCK_SIZE_N"])
         if option.one_wave is not None and option.one_wave != (tiles <= multiprocessors):
