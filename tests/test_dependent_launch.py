@@ -146,3 +146,30 @@ def test_what_the_launch_before_wrote_is_seen(device, layout, config, prefetch):
         weights.append(b.clone())
     for out, b in zip(outs, weights):
         assert_product(out, a, b, config)
+
+
+def chained(config, x, weights, times=10):
+    """Products of which each one reads what the one before wrote, as a and as bias, and writes what that one read."""
+    x, y = x.clone(), torch.full_like(x, torch.nan)
+    for _ in range(times):
+        launch_gemm_kernel(x, weights[0], y, config)
+        launch_gemm_kernel(y, weights[1], x, config, y[0])
+    return x
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [*CONFIGS, *PERSISTENT], ids=lambda config: config["kernel"])
+def test_what_the_launch_before_reads_is_not_written_early(device, config):
+    problem = config_problem(config, gemm_kernel.device.device_properties(device))
+    if problem:
+        pytest.skip(f"not for this device: {problem}")
+    K = 1032
+    x = torch.randn(1 if config["kernel"] == "gemv" else 16, K, dtype=torch.float16, device=device)
+    # Sums keep their size, so that no bit is lost to a zero or an infinity.
+    weights = [
+        (0.8 * K**-0.5 * torch.randn(K, K, device=device)).to(torch.float16).t() for _ in range(2)
+    ]
+    late = {**config, "PDL": 0}
+    expected = chained(late, x, weights)
+    assert torch.isfinite(expected).all()
+    assert torch.equal(chained(config, x, weights), expected)
