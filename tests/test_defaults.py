@@ -110,6 +110,16 @@ def test_hopper_gets_each_family_where_it_is_made_for(families):
     assert {family(config) for config in default_configs(4096, 4095, 4093, H200, "NT")} == {"tiled"}
 
 
+def test_no_speed_is_promised_that_was_not_measured(monkeypatch):
+    in_words = gemm_kernel.defaults.speed_in_words
+    monkeypatch.setattr(gemm_kernel.kernels.gluon, "IMPORT_PROBLEM", None)
+    assert "geometric mean" in in_words(H200)
+    for properties in (*UNKNOWN.values(), TARGETS["sm_100"].properties, DEVICES["XPU"]):
+        assert in_words(properties) == "which may be slower"
+    monkeypatch.setattr(gemm_kernel.kernels.gluon, "IMPORT_PROBLEM", "needs Triton 3.6")
+    assert in_words(H200) == "which may be slower"
+
+
 @pytest.mark.parametrize("lacks", ["Gluon", "Gluon and TMA", "columns that Gluon takes"])
 def test_many_rows_on_hopper_get_large_tiles_without_gluon_too(lacks, monkeypatch, families):
     # Triton before 3.6 has no Gluon, and before 3.4 no TMA.
