@@ -21,6 +21,7 @@ DeviceProperties = gemm_kernel.device.DeviceProperties
 H200 = TARGETS["sm_90"].properties
 DEVICES = {name: target.properties for name, target in TARGETS.items()}
 DEVICES["H100 PCIe"] = H200._replace(multiprocessors=114)
+DEVICES["Hopper of which torch tells little"] = DeviceProperties("cuda", (9, 0))
 DEVICES["RTX 4090"] = TARGETS["sm_89"].properties._replace(multiprocessors=128)
 DEVICES["XPU"] = DeviceProperties("xpu", None, 128, 131072, warp_size=32)
 UNKNOWN = {
@@ -31,8 +32,11 @@ UNKNOWN = {
 }
 SIZES = [
     (M, N, K, layout)
-    for M in (1, 2, 16, 17, 33, 64, 65, 96, 129, 200, 384, 1000, 8192, 100_000)
-    for N, K in ((4096, 4096), (1280, 8192), (151936, 2560), (1, 1), (33, 65), (8, 100_000))
+    for M in (1, 2, 16, 17, 33, 64, 65, 96, 129, 200, 384, 1000, 8192, 100_000, 2**31 + 1)
+    for N, K in (
+        *((4096, 4096), (1280, 8192), (151936, 2560), (1, 1), (33, 65), (8, 100_000)),
+        *((2**31, 10**6), (1, 2**33)),
+    )
     for layout in ("NN", "NT")
 ]
 
@@ -135,6 +139,12 @@ def test_many_rows_on_hopper_get_large_tiles_without_gluon_too(lacks, monkeypatc
             first = default_configs(M, N, 4096, H200, layout)[0]
             assert family(first) == ("tiled" if lacks.endswith("TMA") else "tma")
             assert first["BLOCK_SIZE_M"] * first["BLOCK_SIZE_N"] >= 128 * 64, (M, N, layout, first)
+
+
+def test_what_was_measured_tile_by_tile_alone_is_among_the_candidates():
+    candidates = gemm_kernel.tuning.candidate_configs(properties=H200)
+    for option in gemm_kernel.defaults._tma_options():
+        assert option.config in candidates
 
 
 @pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)

@@ -82,7 +82,7 @@ def search(
     """Find the fastest right one of ``candidates`` with a `Bench` or `RemoteBench`.
 
     default: the candidate that takes no tuning; only for a gain of a percent is another one chosen.
-    present: what is used until now; it stays unless another one is faster beyond the noise.
+    present: what is used until now; it stays unless another one is faster beyond the noise, or the default as fast.
     properties: the device's; what it cannot run is not tried to refine a candidate.
     Raises: RuntimeError if no candidate runs, or the operands do not fit.
     """
