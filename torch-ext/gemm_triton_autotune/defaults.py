@@ -148,7 +148,7 @@ def default_configs(
         rank = _rank(config, M, N, K, rates)
         if family not in best or rank < best[family][0]:
             best[family] = rank, config
-    ranked = sorted(best.values(), key=lambda ranked: ranked[0])
+    ranked = sorted(best.values(), key=lambda one: one[0])
     found = [_with_prefetch(config, N, K) for _, config in ranked]
     conservative = conservative_config(M)
     return (*(config for config in found if config != conservative), conservative)
