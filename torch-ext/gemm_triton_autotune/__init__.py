@@ -17,6 +17,7 @@ from . import cost_model as cost_model
 from . import defaults as defaults
 from . import device as device
 from . import device_tables as device_tables
+from . import explanation as explanation
 from . import kernels as kernels
 from . import layers as layers
 from . import measure as measure
@@ -26,9 +27,12 @@ from . import search as search
 from . import tuned_file as tuned_file
 from . import tuner as tuner
 from . import tuning as tuning
+from . import warm_up as warm_up
 from . import worker as worker
 from . import workers as workers
+from .explanation import explain
 from .op import gemm
-from .tuning import explain, tune_gemm, warmup
+from .tuning import tune_gemm
+from .warm_up import warmup
 
 __all__ = ["gemm", "tune_gemm", "explain", "warmup", "layers"]

@@ -24,7 +24,7 @@ from .config import Config
 from .defaults import default_configs, speed_in_words
 from .device import device_name, device_properties, resolve_device
 from .measurements import Measurement, measurements_dir, read_measurements, save_measurements
-from .tuned_file import REACH, TunedConfigs, read_mergeable, read_tuned_file, save_tuned_configs
+from .tuned_file import TunedConfigs, read_mergeable, read_tuned_file, save_tuned_configs
 from .tuner import TUNED_MS, Candidates, default_candidates, tune_problem
 from .workers import Workers
 
@@ -143,10 +143,10 @@ def _log_once(level: int, message: str) -> None:
         return
     if len(_logged) > _MAX_LOGGED:
         message = f"{_MAX_LOGGED} causes were reported: no more are in this process."
-    logger.log(level, "%s", _printable(message))
+    logger.log(level, "%s", printable(message))
 
 
-def _printable(message: str) -> str:
+def printable(message: str) -> str:
     """``message`` for a log or a terminal: the name of a folder need not be text in any encoding."""
     return message.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -309,109 +309,6 @@ def _reject(
     )
 
 
-def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: str = "NN") -> str:
-    """Say in words which configuration a (M, K) @ (K, N) on ``device`` gets, from where, and why.
-
-    Raises: ValueError for arguments out of range.
-    """
-    device = resolve_device(device)
-    check_problem([M], N, K, layout)
-    tuned = _load_tuned_configs(N, K, device, layout)
-    nearest_m = None if tuned is None else tuned.nearest(M)
-    if nearest_m is not None:
-        config = tuned[nearest_m]
-        why = (
-            f"tuned, from {tuned.path}, entry M={nearest_m}: "
-            + ("this very M" if nearest_m == M else "the nearest in log space")
-            + f" of M={', '.join(map(str, tuned))}"
-            + _times_in_words(tuned.path, nearest_m, config)
-        )
-    else:
-        config = default_config(M, N, K, device, layout)
-        why = f"the default, because {_why_default(N, K, device, layout, tuned)}"
-    problem = f"(M={M}, K={K}) @ (K={K}, N={N}), {layout}, on {device_name(device)}"
-    return _printable(f"{problem}: {config}, {why}.")
-
-
-def _times_in_words(path: Path, M: int, config: Config) -> str:
-    """What the measurements say of an entry; nothing if they are not of this one."""
-    folder = measurements_dir(path.parent)
-    found = read_measurements(folder / path.name).get(M) if folder else None
-    if found is None or found.top[0][1] != config:
-        return ""
-    others = (("the default", found.default_us), ("torch.mm", found.torch_us))
-    times = [f"{found.tuned_us} µs", *(f"{name} {us} µs" for name, us in others if us is not None)]
-    return f"; measured on {found.environment.get('date')}: {', '.join(times)}"
-
-
-def _why_default(
-    N: int, K: int, device: torch.device, layout: str, tuned: TunedConfigs | None
-) -> str:
-    if tuned:
-        return (
-            f"M is more than {REACH} times outside M={min(tuned)} to {max(tuned)} of {tuned.path}"
-        )
-    if tuned is not None:
-        return f"no entry of {tuned.path} can be used"
-    names = [config_file_name(N, K, device, name) for name in dict.fromkeys((layout, "NN"))]
-    return f"there is no {' or '.join(names)} in {', '.join(map(str, search_path()))}"
-
-
-# The most rows that a warm-up runs, and looks for defaults.
-_WARMED_ROWS = 8192
-
-
-def _rows_of_each_default(
-    N: int, K: int, device: torch.device, layout: str, tuned: TunedConfigs | dict
-) -> list[int]:
-    """For each default that calls can get beside ``tuned``, the fewest rows that do."""
-    first: dict[str, int] = {}
-    for M in range(1, _WARMED_ROWS + 1):
-        if not tuned or tuned.nearest(M) is None:
-            first.setdefault(str(default_config(M, N, K, device, layout)), M)
-    return list(first.values())
-
-
-def warmup(
-    N: int,
-    K: int,
-    device: torch.device | None = None,
-    layout: str = "NN",
-    dtype: torch.dtype = torch.bfloat16,
-    bias: bool = False,
-) -> list[Config]:
-    """Compile every configuration that calls with a weight of this shape can get, before they come.
-
-    bias: for calls that have one, which are other kernels than those that have none.
-    Runs one product for each, of as many rows as its M and at most 8192; calls with more rows may meet one
-    more default.
-    Returns: the configurations, in order of M.
-    Raises: ValueError for arguments out of range; torch.OutOfMemoryError if they do not fit.
-    """
-    device = resolve_device(device)
-    check_problem((), N, K, layout)
-    check_device("warmup", device)
-    check_dtype("warmup", dtype)
-    b = measure.make_weight(N, K, dtype, layout, device)
-    bias_row = torch.zeros(N, dtype=dtype, device=device) if bias else None
-    tuned = _load_tuned_configs(N, K, device, layout) or {}
-    Ms = {*tuned, *_rows_of_each_default(N, K, device, layout, tuned)}
-    launched: list[Config] = []
-    for M in sorted(Ms):
-        # A file may have any M; more rows than these are only more tiles of the same kernel.
-        a = torch.zeros(min(M, _WARMED_ROWS), K, dtype=dtype, device=device)
-        out = a.new_empty(a.shape[0], N)
-
-        def accepts(config: Config, a: torch.Tensor = a, out: torch.Tensor = out) -> bool:
-            return kernels.operand_problem(config, a, b, out) is None
-
-        if get_config(M, N, K, device, layout, accepts) not in launched:
-            config = launch_tuned(a, b, out, layout, M, bias_row)
-            if config not in launched:
-                launched.append(config)
-    return launched
-
-
 def tune_gemm(
     N: int,
     K: int,
@@ -470,7 +367,7 @@ def tune_gemm(
     outranking = outranked_by(target.path)
     if outranking is not None:
         hides = f"{outranking} is searched before {target.path} and hides it."
-        logger.warning("%s", _printable(hides))
+        logger.warning("%s", printable(hides))
     return target.path
 
 

@@ -1,0 +1,62 @@
+"""`explain`: which configuration a call gets, from where, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from . import tuning
+from .arguments import check_problem
+from .config import Config
+from .device import device_name, resolve_device
+from .measurements import measurements_dir, read_measurements
+from .tuned_file import REACH, TunedConfigs
+
+
+def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: str = "NN") -> str:
+    """Say in words which configuration a (M, K) @ (K, N) on ``device`` gets, from where, and why.
+
+    Raises: ValueError for arguments out of range.
+    """
+    device = resolve_device(device)
+    check_problem([M], N, K, layout)
+    tuned = tuning._load_tuned_configs(N, K, device, layout)
+    nearest_m = None if tuned is None else tuned.nearest(M)
+    if nearest_m is not None:
+        config = tuned[nearest_m]
+        why = (
+            f"tuned, from {tuned.path}, entry M={nearest_m}: "
+            + ("this very M" if nearest_m == M else "the nearest in log space")
+            + f" of M={', '.join(map(str, tuned))}"
+            + _times_in_words(tuned.path, nearest_m, config)
+        )
+    else:
+        config = tuning.default_config(M, N, K, device, layout)
+        why = f"the default, because {_why_default(N, K, device, layout, tuned)}"
+    problem = f"(M={M}, K={K}) @ (K={K}, N={N}), {layout}, on {device_name(device)}"
+    return tuning.printable(f"{problem}: {config}, {why}.")
+
+
+def _times_in_words(path: Path, M: int, config: Config) -> str:
+    """What the measurements say of an entry; nothing if they are not of this one."""
+    folder = measurements_dir(path.parent)
+    found = read_measurements(folder / path.name).get(M) if folder else None
+    if found is None or found.top[0][1] != config:
+        return ""
+    others = (("the default", found.default_us), ("torch.mm", found.torch_us))
+    times = [f"{found.tuned_us} µs", *(f"{name} {us} µs" for name, us in others if us is not None)]
+    return f"; measured on {found.environment.get('date')}: {', '.join(times)}"
+
+
+def _why_default(
+    N: int, K: int, device: torch.device, layout: str, tuned: TunedConfigs | None
+) -> str:
+    if tuned:
+        return (
+            f"M is more than {REACH} times outside M={min(tuned)} to {max(tuned)} of {tuned.path}"
+        )
+    if tuned is not None:
+        return f"no entry of {tuned.path} can be used"
+    names = [tuning.config_file_name(N, K, device, name) for name in dict.fromkeys((layout, "NN"))]
+    return f"there is no {' or '.join(names)} in {', '.join(map(str, tuning.search_path()))}"
