@@ -82,7 +82,7 @@ def xpu(monkeypatch):
 
 def test_rocm_is_not_taken_for_cuda(rocm):
     properties = gemm_kernel.device.device_properties(rocm)
-    assert properties == ("rocm", None, 304, 65536, "gfx942", 64)
+    assert properties == ("rocm", None, 304, 65536, "gfx942", 64, None)
     assert tuning.resolve_device(None) == rocm
     assert "device_name=AMD_Instinct_MI300X,layout=NT" in tuning.config_file_name(
         N, K, rocm, layout="NT"
@@ -93,7 +93,7 @@ def test_rocm_is_not_taken_for_cuda(rocm):
 
 def test_xpu_asks_nothing_of_cuda(xpu):
     properties = gemm_kernel.device.device_properties(xpu)
-    assert properties == ("xpu", None, 128, 131072, None, None)
+    assert properties == ("xpu", None, 128, 131072, None, None, None)
     assert tuning.resolve_device(None) == xpu
     name = "Intel(R)_Data_Center_GPU_Max_1550"
     assert f"device_name={name}.json" in tuning.config_file_name(N, K, xpu)

@@ -3,6 +3,7 @@
 import logging
 
 import kernels
+import pytest
 import torch
 import triton
 
@@ -20,29 +21,57 @@ def test_what_a_triton_lacks_gives_way_to_the_next_entry(device, tuned_dir, monk
     families = gemm_kernel.kernels
     monkeypatch.setattr(families.tma, "TensorDescriptor", None)
     monkeypatch.setattr(families.gluon, "IMPORT_PROBLEM", "needs Triton's Gluon: not there")
-    monkeypatch.setattr(families.swap.dependent_launch, "gdc_wait", None)
     monkeypatch.setattr(tuning, "device_properties", lambda device: H200)
     plain = gemm_kernel.config.plain_config
     missing = {
-        "16": {"kernel": "swap", **plain(16, 64, 128, 4, 4), "PDL": 1},
         "32": {"kernel": "tma", **plain(64, 64, 64, 4, 4)},
         "64": {"kernel": "tma", **plain(64, 96, 64, 4, 4)},
         "128": {"kernel": "gluon", **plain(128, 192, 64, 4, 4)},
     }
     # The files stay valid: it is this installation that cannot run them.
-    assert [families.config_problem(config) for config in missing.values()] == [None] * 4
+    assert [families.config_problem(config) for config in missing.values()] == [None] * 3
     tuned = plain(32, 32, 32, 4, 2)
     write(tuned_dir, {**missing, "256": tuned}, N, K, device=device)
     with caplog.at_level(logging.WARNING):
         for M in (16, 32, 64, 128, 256):
             assert tuning.get_config(M, N, K, device) == tuned
     (record,) = caplog.records
-    for reason in ("Triton 3.4", "and 1 more"):
+    for reason in ("needs Triton 3.4", "needs Triton's Gluon"):
         assert reason in record.getMessage()
     a = torch.randn(16, K, dtype=torch.float16, device=device)
     b = torch.randn(K, N, dtype=torch.float16, device=device)
     monkeypatch.undo()
     assert gemm_kernel.gemm(a, b).shape == (16, N)
+
+
+@pytest.mark.parametrize(
+    ("driver", "has_wait", "is_early"),
+    [((12, 2), True, False), ((12, 3), True, True), (None, True, True), ((13, 0), False, False)],
+)
+def test_an_early_launch_is_left_out_where_it_cannot_be(
+    device, tuned_dir, monkeypatch, caplog, driver, has_wait, is_early
+):
+    H200 = gemm_kernel.device.DeviceProperties("cuda", (9, 0), 132, 232448, driver=driver)
+    wait = object() if has_wait else None
+    monkeypatch.setattr(gemm_kernel.kernels.dependent_launch, "gdc_wait", wait)
+    monkeypatch.setattr(tuning, "device_properties", lambda device: H200)
+    gemm_kernel.defaults._options.cache_clear()
+    gemm_kernel.defaults.default_configs.cache_clear()
+    late = {"kernel": "swap", **gemm_kernel.config.plain_config(16, 64, 128, 4, 4)}
+    early = {**late, "PDL": 2, "PREFETCH": 2}
+    write(tuned_dir, {"16": early}, N, K, device=device)
+    try:
+        # The entry stays, and costs no warning.
+        with caplog.at_level(logging.WARNING):
+            assert tuning.get_config(16, N, K, device) == (early if is_early else late)
+        assert caplog.records == []
+        default = tuning.default_config(16, 4096, 4096, device)
+        assert bool(default.get("PDL")) == is_early
+        refined = gemm_kernel.candidates.refinements(late, H200)
+        assert bool(refined) == is_early
+    finally:
+        gemm_kernel.defaults._options.cache_clear()
+        gemm_kernel.defaults.default_configs.cache_clear()
 
 
 def test_this_triton_has_what_its_version_promises():

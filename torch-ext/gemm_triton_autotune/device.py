@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import re
 from typing import NamedTuple
@@ -51,6 +52,7 @@ class DeviceProperties(NamedTuple):
     shared_memory: int | None = None  # bytes that one block may use
     architecture: str | None = None  # ROCm only, for example "gfx942"
     warp_size: int | None = None  # threads in a warp: 64 on AMD's CDNA, 32 on RDNA
+    driver: tuple[int, int] | None = None  # the newest CUDA that the driver implements
 
 
 @functools.cache
@@ -75,7 +77,20 @@ def device_properties(device: torch.device) -> DeviceProperties:
         # With features behind it: "gfx942:sramecc+:xnack-"
         architecture=properties.gcnArchName.split(":")[0] if is_rocm else None,
         warp_size=first("warp_size"),
+        driver=_cuda_driver() if is_cuda else None,
     )
+
+
+def _cuda_driver() -> tuple[int, int] | None:
+    # Torch tells the CUDA that it was built with, not this one.
+    try:
+        query = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion
+    except (OSError, AttributeError):
+        return None
+    version = ctypes.c_int()
+    if query(ctypes.byref(version)) or not version.value:
+        return None
+    return version.value // 1000, version.value % 1000 // 10
 
 
 def device_guard(device: torch.device) -> contextlib.AbstractContextManager:

@@ -30,7 +30,7 @@ from typing import Any, Callable
 
 from .config import Config
 from .device import DeviceProperties
-from .kernels import config_problem
+from .kernels import as_launched, config_problem
 
 try:
     import fcntl
@@ -112,11 +112,12 @@ def read_tuned_file(
             if isinstance(value, dict):
                 problems[_one_line(key)] = "M must be a positive number in plain digits"
             continue
-        problem = config_problem(value, properties)
+        config = as_launched(value, properties)
+        problem = config_problem(config, properties)
         if problem:
             problems[key] = _one_line(problem)
         else:
-            entries[int(key)] = value
+            entries[int(key)] = config
     if not entries and not problems:
         problems[""] = "it has no entry for any M"
     return TunedConfigs(path, entries), problems

@@ -54,7 +54,16 @@ def dependent_launch_problem(
         return "PDL needs Triton 3.5 or newer"
     if properties.backend != "cuda" or (properties.capability or (0, 0)) < (9, 0):
         return "PDL needs a CUDA device of compute capability 9.0 or newer"
+    # From 12.3 on CUDA graphs know such launches (its release notes); nothing is promised for a capture before.
+    if properties.driver is not None and properties.driver < (12, 3):
+        major, minor = properties.driver
+        return f"PDL needs a driver for CUDA 12.3 or newer, this one is for {major}.{minor}"
     return None
+
+
+def without_early_launch(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` without the keys above: the same kernel, launched when the one before it has ended."""
+    return {key: value for key, value in config.items() if key not in PARAMETERS}
 
 
 def options(config: Mapping[str, Any]) -> dict[str, Any]:
