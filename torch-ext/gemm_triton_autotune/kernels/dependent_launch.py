@@ -88,26 +88,12 @@ def inputs_are_read(PDL: tl.constexpr):
 
 
 @triton.jit
-def prefetch_b(
-    b_ptr,
-    first_n,
-    first_k,
-    N,
-    K,
-    stride_bk,
-    stride_bn,
-    BLOCK_SIZE_N: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    B_TRANSPOSED: tl.constexpr,
-):
-    """Bring a BLOCK_SIZE_N x COLUMNS part of b.T into L2, by lines of 64 elements; b stays inside its edges."""
-    offs = prefetch_offsets(
-        first_n, first_k, N, K, stride_bk, stride_bn, BLOCK_SIZE_N, COLUMNS, B_TRANSPOSED
-    )
+def prefetch(ptrs):
+    """Bring the lines of these addresses into L2."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",
-        [b_ptr + offs],
+        [ptrs],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -126,7 +112,8 @@ def prefetch_offsets(
     COLUMNS: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
 ):
-    """An element of b in each line of 64 that belongs to that part, as its distance from the first."""
+    """What to `prefetch` of a BLOCK_SIZE_N x COLUMNS part of b.T: an element in each of its lines of 64, as distances
+    from the first of b; all are inside its edges."""
     # 64 bits: an index times a stride passes 2**31 elements in large weights.
     if B_TRANSPOSED:
         offs_n = first_n + tl.arange(0, BLOCK_SIZE_N).to(tl.int64)

@@ -17,7 +17,13 @@ from ..config import IntRange, Parameter
 from ..device import DeviceProperties
 from . import dependent_launch, split_k
 from .bias import load_bias
-from .dependent_launch import dependent_launch_problem, inputs_are_read, prefetch_b, wait_for_inputs
+from .dependent_launch import (
+    dependent_launch_problem,
+    inputs_are_read,
+    prefetch,
+    prefetch_offsets,
+    wait_for_inputs,
+)
 from .launch import Launch, cdiv, shared_memory_problem
 from .split_k import block_range, mask_if, sum_splits
 
@@ -81,8 +87,7 @@ def _gemv_kernel(
     b_ptrs = b_ptr + offs_n[:, None] * stride_bn + first_offs_k[None, :] * stride_bk
 
     if PREFETCH > 0:
-        prefetch_b(
-            b_ptr,
+        offs = prefetch_offsets(
             tile.to(tl.int64) * BLOCK_SIZE_N,
             first_block.to(tl.int64) * BLOCK_SIZE_K,
             N,
@@ -93,6 +98,7 @@ def _gemv_kernel(
             PREFETCH * BLOCK_SIZE_K,
             B_TRANSPOSED,
         )
+        prefetch(b_ptr + offs)
     wait_for_inputs(PDL)
     acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_K), dtype=tl.float32)
     # Without a dot in it, a loop is pipelined only where it says so itself.

@@ -18,7 +18,13 @@ from ..config import IntRange, Parameter
 from ..device import DeviceProperties, device_properties
 from . import dependent_launch, split_k
 from .bias import load_bias
-from .dependent_launch import dependent_launch_problem, inputs_are_read, prefetch_b, wait_for_inputs
+from .dependent_launch import (
+    dependent_launch_problem,
+    inputs_are_read,
+    prefetch,
+    prefetch_offsets,
+    wait_for_inputs,
+)
 from .descriptor import descriptor_problem, is_transposed, row_stride
 from .launch import INTERPRETED, Described, Launch, cdiv, shared_memory_problem
 from .raster import grouped_tile
@@ -177,8 +183,7 @@ def _tma_kernel(
 
     if PREFETCH > 0:
         # The first part of its columns only: rows of a power of two.
-        prefetch_b(
-            weight_ptr,
+        offs = prefetch_offsets(
             offset_m if SWAP else offset_n,
             first_k,
             M if SWAP else N,
@@ -189,6 +194,7 @@ def _tma_kernel(
             PREFETCH * BLOCK_SIZE_K,
             not A_TRANSPOSED if SWAP else B_TRANSPOSED,
         )
+        prefetch(weight_ptr + offs)
     wait_for_inputs(PDL)
     acc = tl.zeros((BLOCK_SIZE_M, PART_N), dtype=tl.float32)
     if PART_N2 > 0:
