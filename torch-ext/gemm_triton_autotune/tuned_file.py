@@ -30,7 +30,7 @@ from typing import Any, Callable
 
 from .config import Config
 from .device import DeviceProperties
-from .kernels import as_launched, config_problem
+from .kernels import as_launched
 
 try:
     import fcntl
@@ -112,8 +112,7 @@ def read_tuned_file(
             if isinstance(value, dict):
                 problems[_one_line(key)] = "M must be a positive number in plain digits"
             continue
-        config = as_launched(value, properties)
-        problem = config_problem(config, properties)
+        config, problem = as_launched(value, properties)
         if problem:
             problems[key] = _one_line(problem)
         else:

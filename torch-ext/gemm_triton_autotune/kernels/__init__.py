@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..config import DEFAULT_KERNEL, Config, launch_options, validate_config
+from ..config import DEFAULT_KERNEL, launch_options, validate_config
 from ..device import DeviceProperties, device_guard, device_properties
 from . import dependent_launch, gemv, gluon, swap, tiled, tma
 from .kept_launch import KeptLaunch, keep_launch
@@ -47,12 +47,17 @@ def config_problem(config: Any, properties: DeviceProperties | None = None) -> s
     return FAMILIES[name].config_problem(config, properties) or _warps_problem(config, properties)
 
 
-def as_launched(config: Config, properties: DeviceProperties | None) -> Config:
-    """``config`` as such a device can launch it: not early where it, its driver or this Triton cannot."""
-    if config_problem(config, properties) is None or config_problem(config) is not None:
-        return config
-    late = dependent_launch.without_early_launch(config)
-    return late if config_problem(late, properties) is None else config
+def as_launched(config: Any, properties: DeviceProperties | None) -> tuple[Any, str | None]:
+    """``config`` as such a device can launch it, and `config_problem` of that.
+
+    Where the device, its driver or this Triton cannot launch early, it is the same without an early launch.
+    """
+    problem = config_problem(config, properties)
+    if problem is not None and config_problem(config) is None:
+        late = dependent_launch.without_early_launch(config)
+        if config_problem(late, properties) is None:
+            return late, None
+    return config, problem
 
 
 def _warps_problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
