@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import functools
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -83,14 +83,19 @@ def device_properties(device: torch.device) -> DeviceProperties:
 
 def _cuda_driver() -> tuple[int, int] | None:
     # Torch tells the CUDA that it was built with, not this one.
-    try:
-        query = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion
-    except (OSError, AttributeError):
-        return None
+    query = cuda_driver_function("cuDriverGetVersion")
     version = ctypes.c_int()
-    if query(ctypes.byref(version)) or not version.value:
+    if query is None or query(ctypes.byref(version)) or not version.value:
         return None
     return version.value // 1000, version.value % 1000 // 10
+
+
+def cuda_driver_function(name: str) -> Any:
+    """A function of CUDA's driver, for what torch does not tell; None where it is not there."""
+    try:
+        return getattr(ctypes.CDLL("libcuda.so.1"), name)
+    except (OSError, AttributeError):
+        return None
 
 
 def device_guard(device: torch.device) -> contextlib.AbstractContextManager:

@@ -16,6 +16,8 @@ from typing import Any, Callable, NamedTuple
 import torch
 import triton
 
+from ..device import cuda_driver_function
+
 # The most that one launch may need.
 MAX_COUNTERS = 1024
 # Four MiB: a stream, or a CUDA graph, takes one for each tile of its largest launch.
@@ -113,11 +115,9 @@ def _capture_query() -> Any:
     # CUDA's driver, which may be there all the same.
     if torch.version.hip is not None:
         return None
-    try:
-        query = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
-    except (OSError, AttributeError):
-        return None
-    query.argtypes = [ctypes.c_void_p] * 6
+    query = cuda_driver_function("cuStreamGetCaptureInfo_v2")
+    if query is not None:
+        query.argtypes = [ctypes.c_void_p] * 6
     return query
 
 
