@@ -69,4 +69,4 @@ def autotune_configs(M: int, device: torch.device) -> list[dict[str, Any]]:
     """What `candidate_configs` has of `tiled` for M rows, of any weight: a decorator's list knows none."""
     properties = gemm_kernel.device.device_properties(device)
     found = gemm_kernel.tuning.candidate_configs(M, properties=properties)
-    return [config for config in found if config.get("kernel", tiled.NAME) == tiled.NAME]
+    return [config for config in found if gemm_kernel.config.family_of(config) == tiled.NAME]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import kernels
-from .config import DEFAULT_KERNEL, Config, make_config
+from .config import DEFAULT_KERNEL, Config, family_of, make_config
 from .cost_model import cost, rates_for
 from .defaults import default_configs
 from .device import DeviceProperties
@@ -213,7 +213,7 @@ def refinements(config: Config, properties: DeviceProperties | None = None) -> l
 
 
 def _launched_early(config: Config) -> list[Config]:
-    kernel = config.get("kernel", DEFAULT_KERNEL)
+    kernel = family_of(config)
     if kernel == DEFAULT_KERNEL:
         return []
     if config.get("PERSISTENT"):

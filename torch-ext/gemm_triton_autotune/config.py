@@ -16,6 +16,11 @@ Config = dict[str, Any]
 DEFAULT_KERNEL = "tiled"
 
 
+def family_of(config: Mapping[str, Any]) -> str:
+    """The name of the family that runs ``config``."""
+    return config.get("kernel", DEFAULT_KERNEL)
+
+
 class IntRange(NamedTuple):
     """The integers from `low` to `high`, both included; only powers of two if so marked."""
 

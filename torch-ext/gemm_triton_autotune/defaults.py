@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from . import kernels
-from .config import DEFAULT_KERNEL, Config, conservative_config, make_config
+from .config import DEFAULT_KERNEL, Config, conservative_config, family_of, make_config
 from .cost_model import Rates, cost, rates_for
 from .device import DeviceProperties
 from .device_tables import Table, device_kind, table_for
@@ -144,7 +144,7 @@ def default_configs(
     rates = rates_for(properties)
     best: dict[str, tuple[tuple[int, float, float], Config]] = {}
     for config in _choices(M, N, K, properties, layout, rates.multiprocessors):
-        family = _family(config)
+        family = family_of(config)
         rank = _rank(config, M, N, K, rates)
         if family not in best or rank < best[family][0]:
             best[family] = rank, config
@@ -164,7 +164,7 @@ def _choices(
 ) -> Iterator[Config]:
     """What the list has for such a call, each split along K, too, where that may pay."""
     options = [each for each in _options(properties, layout) if _takes(each.config, N, K, layout)]
-    has_gluon = any(_family(option.config) == "gluon" for option in options)
+    has_gluon = any(family_of(option.config) == "gluon" for option in options)
     for option in options:
         config = option.config
         if not option.more_rows_than < M <= option.rows_up_to:
@@ -182,28 +182,24 @@ def _choices(
 
 def _rank(config: Config, M: int, N: int, K: int, rates: Rates) -> tuple[int, float, float]:
     """The less the better: a kind, then what the model says."""
-    if _family(config) == "gemv":
+    if family_of(config) == "gemv":
         # The best for a row of a, and as fast as memory where it needs no padding.
         return 0, cdiv(K, config["BLOCK_SIZE_K"]) * config["BLOCK_SIZE_K"], 0
     # On Hopper the plain kernel is there for what the others do not take.
-    kind = 2 if _family(config) == DEFAULT_KERNEL else 1
+    kind = 2 if family_of(config) == DEFAULT_KERNEL else 1
     return (kind, *cost(config, M, N, K, rates))
 
 
 def _with_prefetch(config: Config, N: int, K: int) -> Config:
     """What starts early brings 32 KiB of a small b into L2 meanwhile."""
-    if not config.get("PDL") or _family(config) not in ("swap", "tma") or N * K > _SMALL_WEIGHT:
+    if not config.get("PDL") or family_of(config) not in ("swap", "tma") or N * K > _SMALL_WEIGHT:
         return config
     return {**config, "PREFETCH": 16384 // (config["BLOCK_SIZE_N"] * config["BLOCK_SIZE_K"])}
 
 
 def _takes(config: Config, N: int, K: int, layout: str) -> bool:
     """Can rows of these lengths be those of TMA's descriptors, where the family has some?"""
-    family = _family(config)
+    family = family_of(config)
     if family == "tma":
         return K % 8 == 0 and (layout == "NT" or N % 8 == 0)
     return family != "gluon" or N % 8 == K % 8 == 0
-
-
-def _family(config: Config) -> str:
-    return config.get("kernel", DEFAULT_KERNEL)

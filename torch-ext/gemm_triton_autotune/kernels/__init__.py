@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..config import DEFAULT_KERNEL, launch_options, validate_config
+from ..config import family_of, launch_options, validate_config
 from ..device import DeviceProperties, device_guard, device_properties
 from . import dependent_launch, gemv, gluon, swap, tiled, tma
 from .kept_launch import KeptLaunch, keep_launch
@@ -27,7 +27,7 @@ FAMILIES = {family.NAME: family for family in (tiled, swap, gemv, tma, gluon)}
 
 
 def _family(config: Mapping[str, Any]) -> Any:
-    return FAMILIES[config.get("kernel", DEFAULT_KERNEL)]
+    return FAMILIES[family_of(config)]
 
 
 def config_problem(config: Any, properties: DeviceProperties | None = None) -> str | None:
@@ -37,7 +37,7 @@ def config_problem(config: Any, properties: DeviceProperties | None = None) -> s
     """
     if not isinstance(config, dict):
         return f"must be an object, got {type(config).__name__}"
-    name = config.get("kernel", DEFAULT_KERNEL)
+    name = family_of(config)
     if not isinstance(name, str) or name not in FAMILIES:
         return f"kernel must be one of {sorted(FAMILIES)}, got {name!r:.40}"
     try:
