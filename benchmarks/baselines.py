@@ -3,7 +3,8 @@
     python benchmarks/baselines.py --shapes 2560x2560 9728x2560 --device-name NVIDIA_H200 --out baselines
     python benchmarks/compare.py ... --providers gemm default torch configs:baselines/fixed configs:baselines/nvmmh
 
-fixed   one configuration for each band of M: of those that fit everywhere, the best on the suite's shapes
+fixed   one configuration for each band of M: for few and for many rows the best of what was measured at (nearly)
+        all points of nine weights; between them no tile was, and this one was near the best at half of the points
 nvmmh   what NVIDIA's nvidia-matmul-heuristics 0.1.0.27 proposes for Triton on an H200, run by the `tiled` kernel,
         which has its tile, stages and warps; a product that it would split along K is not split. Needs that package
 

@@ -6,21 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import tables
+from results_file import conditions
 from tables import Row
-
-
-def conditions(environment: Mapping[str, Any]) -> str:
-    """The card, versions and date of a result, in a line."""
-    driver = environment.get("driver")
-    parts = [
-        environment["device"],
-        f"driver {driver}" if driver else "",
-        f"torch {environment['torch']}",
-        f"Triton {environment['triton']}",
-        environment["date"],
-        environment.get("dtype", ""),
-    ]
-    return ", ".join(filter(None, parts))
 
 
 def headline(kept: Mapping[str, Mapping[str, Any]]) -> str:
@@ -81,7 +68,7 @@ def _unseen_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
     if not rows:
         return ""
     weights = len({(row["N"], row["K"]) for row in rows})
-    reached = [1 / row["multiples"]["default"] for row in rows]
+    reached = tables.default_reached(rows)
     upstream = [1 / row["multiples"]["upstream-default"] for row in rows]
     return (
         f"On {weights} weights that no file ships for, a call without one reaches {tables.mean(reached):.3f} of the "

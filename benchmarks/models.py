@@ -26,6 +26,7 @@ import transformers
 
 import machine
 import tables
+from results_file import conditions
 
 REPO_ID = "kernels-test/gemm-triton-autotune"
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
@@ -261,10 +262,10 @@ def save(path: Path | None, result: dict) -> None:
 
 def report(result: dict) -> str:
     environment = result["environment"]
-    versions = ", ".join(
-        f"{name} {environment[name]}" for name in ("torch", "triton", "transformers")
+    more = (
+        f"transformers {environment['transformers']}, {environment['layers']} layers of each model"
     )
-    title = f"{environment['device']}, {versions}, bfloat16, {environment['layers']} layers of each model"
+    title = f"{conditions(environment)}, {more}"
     parts = [title, tables.model_times(result["rows"]), tables.model_errors(result["models"])]
     parts.append(tables.training_line(result["training"], result["training_difference"]))
     return "\n\n".join(parts)

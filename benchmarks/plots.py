@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 
 import tables
+from results_file import conditions
 from tables import Row
 
 matplotlib.use("agg")
@@ -106,12 +107,7 @@ def _finish(axis: Any, title: str) -> None:
 
 
 def _save(figure: Any, path: Path, results: Mapping[str, Any]) -> None:
-    environment = results["environment"]
-    figure.suptitle(
-        f"{environment['device']}, {environment['dtype']}, torch {environment['torch']}, "
-        f"Triton {environment['triton']}, {environment['date']}",
-        fontsize=9,
-    )
+    figure.suptitle(conditions(results["environment"]), fontsize=9)
     figure.tight_layout()
     # Without the date and version of matplotlib, which would change the file for nothing.
     figure.savefig(path, dpi=_DPI, metadata={"Software": None}, pil_kwargs={"optimize": True})

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import tables
-from headline import conditions, headline
-from results_file import read_results
+from headline import headline
+from results_file import conditions, read_results
 from tables import Row
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -139,7 +139,7 @@ def _models(results: Mapping[str, Any]) -> list[str]:
     return [
         *_head("Whole models", environment),
         f"Every `nn.Linear` replaced through `kernels.kernelize`; {environment['layers']} layers of each model at its "
-        f"real width, transformers {environment['transformers']}. Wall clock, the two forms in turn, medians. For the weights "
+        f"real width, transformers {environment['transformers']}; {environment['protocol']}. For the weights "
         "that no file ships for, `python tune.py --shapes FILE --layout nt --m 1 8 64 2048 --save-dir models-tuned/configs` "
         "made some before.",
         tables.model_times(results["rows"]),

@@ -22,3 +22,17 @@ def write_results(
 def read_results(path: Path) -> dict[str, Any] | None:
     """What `write_results` wrote; None where there is no file."""
     return json.loads(path.read_text()) if path.exists() else None
+
+
+def conditions(environment: Mapping[str, Any]) -> str:
+    """The card, versions and date of a result, in a line."""
+    driver = environment.get("driver")
+    parts = [
+        environment["device"],
+        f"driver {driver}" if driver else "",
+        f"torch {environment['torch']}",
+        f"Triton {environment['triton']}",
+        environment["date"],
+        environment.get("dtype", ""),
+    ]
+    return ", ".join(filter(None, parts))

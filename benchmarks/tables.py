@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tabulate import tabulate
@@ -40,6 +40,16 @@ def has_ratio(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row["ratio"] is not None]
 
 
+def banded(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+    """Layout, name of the band of M and rows of each band that has some, and of each layout's whole."""
+    for layout in layouts_of(rows):
+        of_layout = [row for row in rows if row["layout"] == layout]
+        for name, (low, high) in {**BANDS, "all": (1, 1 << 40)}.items():
+            band = in_band(of_layout, low, high)
+            if band:
+                yield layout, name, band
+
+
 def layouts_of(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(row["layout"] for row in rows))
 
@@ -71,13 +81,7 @@ def default_ratio(row: Row) -> float | None:
 
 def band_table(rows: Sequence[Row]) -> str:
     """Geometric means by layout and band of M."""
-    table = []
-    for layout in layouts_of(rows):
-        of_layout = [row for row in rows if row["layout"] == layout]
-        for name, (low, high) in {**BANDS, "all": (1, 1 << 40)}.items():
-            band = in_band(of_layout, low, high)
-            if band:
-                table.append((layout, name, *_band_cells(band)))
+    table = [(layout, name, *_band_cells(band)) for layout, name, band in banded(rows)]
     headers = (
         "layout", "M", "points", "torch / gemm", "worst", f"below {LEAST_RATIO}",
         "torch / default", "of the floor",
@@ -211,19 +215,21 @@ def latency_table(rows: Iterable[Row]) -> str:
     return markdown(table, headers)
 
 
+def default_reached(rows: Iterable[Row]) -> list[float]:
+    """gemm's time over the default's, at each point: what the default reaches of the tuned speed."""
+    return [1 / row["multiples"]["default"] for row in rows]
+
+
 def default_bands(rows: Sequence[Row]) -> str:
     """What the default reaches of the tuned speed, by layout and band of M."""
     table = []
-    for layout in layouts_of(rows):
-        for name, (low, high) in {**BANDS, "all": (1, 1 << 40)}.items():
-            band = [row for row in in_band(rows, low, high) if row["layout"] == layout]
-            reached = [1 / row["multiples"]["default"] for row in band]
-            if reached:
-                ratios = [row["multiples"]["torch"] / row["multiples"]["default"] for row in band]
-                table.append(
-                    (layout, name, len(band), f"{mean(reached):.3f}", f"{min(reached):.3f}")
-                    + (f"{mean(ratios):.3f}",)
-                )
+    for layout, name, band in banded(rows):
+        reached = default_reached(band)
+        ratios = [row["multiples"]["torch"] / row["multiples"]["default"] for row in band]
+        table.append(
+            (layout, name, len(band), f"{mean(reached):.3f}", f"{min(reached):.3f}")
+            + (f"{mean(ratios):.3f}",)
+        )
     headers = ("layout", "M", "points", "tuned / default", "worst", "torch / default")
     return markdown(table, headers)
 
@@ -287,21 +293,17 @@ def between_losses(rows: Iterable[Row]) -> list[float]:
 def between_bands(rows: Sequence[Row]) -> str:
     """What the nearest M costs, by layout and band of M, and what a call without a file would."""
     table = []
-    for layout in layouts_of(rows):
-        of_layout = [row for row in rows if row["layout"] == layout and tuned_here(row)]
-        for name, (low, high) in {**BANDS, "all": (1, 1 << 40)}.items():
-            band = in_band(of_layout, low, high)
-            losses = between_losses(band)
-            if losses:
-                default = [
-                    row["multiples"]["default"] / row["multiples"][tuned_here(row)]
-                    for row in band
-                    if "default" in row["multiples"]
-                ]
-                table.append(
-                    (layout, name, len(losses), f"{mean(losses):.3f}", f"{max(losses):.3f}")
-                    + (f"{mean(default):.3f}" if default else "",)
-                )
+    for layout, name, band in banded([row for row in rows if tuned_here(row)]):
+        losses = between_losses(band)
+        default = [
+            row["multiples"]["default"] / row["multiples"][tuned_here(row)]
+            for row in band
+            if "default" in row["multiples"]
+        ]
+        table.append(
+            (layout, name, len(losses), f"{mean(losses):.3f}", f"{max(losses):.3f}")
+            + (f"{mean(default):.3f}" if default else "",)
+        )
     return markdown(
         table, ("layout", "M", "points", "gemm / tuned here", "worst", "default / tuned here")
     )

@@ -250,5 +250,5 @@ def test_what_a_call_without_a_file_says_of_the_default_is_what_was_measured():
 
     defaults = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1).defaults
     rows = results.read_kept()["unseen"]["rows"]
-    reached = [1 / row["multiples"]["default"] for row in rows]
+    reached = tables.default_reached(rows)
     assert defaults._REACHED["sm_90"] == (round(tables.mean(reached), 2), round(min(reached), 2))
