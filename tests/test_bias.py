@@ -18,7 +18,7 @@ CONFIGS = [
     make_config("swap", 16, 64, 64, 4, 3),
     make_config("swap", 32, 128, 32, 4, 3, SPLIT_K=3),
     make_config("gemv", 1, 2, 512, 4, 2),
-    make_config("gemv", 1, 256, 8, 4, 1, SPLIT_K=2),
+    make_config("gemv", 1, 256, 8, 4, 1),
     make_config("tma", 64, 320, 64, 4, 4),
     make_config("tma", 64, 96, 64, 4, 4, SPLIT_K=2),
     make_config("tma", 96, 128, 64, 8, 4, SWAP=1, SPLIT_K=2),

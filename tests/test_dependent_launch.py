@@ -23,7 +23,7 @@ CONFIGS = [
     config_of("swap", 16, 64, 128),
     config_of("swap", 16, 128, 64, SPLIT_K=3),
     config_of("gemv", 1, 2, 512, num_stages=1),
-    config_of("gemv", 1, 4, 256, SPLIT_K=2),
+    config_of("gemv", 1, 4, 256),
     config_of("tma", 64, 64, 64),
     config_of("tma", 64, 96, 128, SPLIT_K=2),
     config_of("tma", 16, 64, 128, SWAP=1, SPLIT_K=2),

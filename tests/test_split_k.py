@@ -8,6 +8,8 @@ import threading
 import kernels
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from .exact import assert_product
 
@@ -27,7 +29,8 @@ SWAP = {
     "num_stages": 4,
     "SPLIT_K": 13,
 }
-GEMV = {**SWAP, "kernel": "gemv", "BLOCK_SIZE_M": 1, "BLOCK_SIZE_K": 32, "SPLIT_K": 16}
+# Two parts of columns, and fewer sharers than programs.
+TMA = {**SWAP, "kernel": "tma", "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 96, "SPLIT_K": 6}
 
 
 @pytest.fixture
@@ -170,11 +173,65 @@ def test_every_k_is_in_one_part(device, blocks, parts):
     assert torch.equal(out, torch.full_like(out, K))
 
 
+count_in = split_k.count_in
+
+
+@triton.jit
+def _count_in_kernel(
+    counters_ptr, shares_ptr, delays_ptr, SPLIT_K: tl.constexpr, SHARES: tl.constexpr
+):
+    """Each program counts itself in after so many atomics, and writes down which shares it got."""
+    pid = tl.program_id(0)
+    delay = tl.load(delays_ptr + pid)
+    waited = 0
+    while waited < delay:
+        tl.atomic_add(delays_ptr + pid, -1)
+        waited += 1
+    shares = count_in(counters_ptr, pid // SPLIT_K, pid % SPLIT_K, SPLIT_K, SHARES)
+    tl.store(shares_ptr + pid, shares)
+
+
+# More than a sharer waits for, and less.
+DELAYS = {"none": (0, 0), "a little": (0, 12), "long": (0, 200)}
+
+
+@pytest.mark.parametrize("delays", DELAYS.values(), ids=DELAYS)
+@pytest.mark.parametrize(("parts", "sharers"), [(2, 2), (3, 1), (3, 2), (8, 8), (13, 8), (16, 16)])
+def test_every_share_is_added_up_once(device, parts, sharers, delays):
+    on_gpu = device.type == "cuda"
+    tiles = 64 if on_gpu else 3
+    # The number of launches begins anew after the largest, and in between it is negative.
+    counters = torch.full((tiles,), -2 * split_k._LAUNCH.value, dtype=torch.int32, device=device)
+    found = []
+    for _ in range(50 if on_gpu else 3):
+        wanted = torch.randint(2, (tiles * parts,), dtype=torch.int32) * (delays[1] - delays[0])
+        shares = torch.full((tiles * parts,), -1, dtype=torch.int32, device=device)
+        _count_in_kernel[(tiles * parts,)](counters, shares, wanted.to(device), parts, sharers)
+        found.append(shares.cpu().view(tiles, parts))
+        assert (counters & (split_k._LAUNCH.value - 1)).count_nonzero() == 0
+    shares = torch.cat(found)
+    # Bits that nobody has twice add up to all of them only if each is there.
+    assert (shares.sum(1) == (1 << sharers) - 1).all()
+    assert [(shares & (1 << bit) != 0).sum(1).tolist() for bit in range(sharers)] == [
+        [1] * len(shares)
+    ] * sharers
+    own = torch.tensor([1 << split if split < sharers else 0 for split in range(parts)])
+    if sharers == 1:
+        return  # the last one's, whoever that is
+    left = (shares & ~own).count_nonzero()
+    if not on_gpu:
+        assert left == len(shares)  # a program after the other: nobody waits for long
+    elif delays[1] > 100:
+        assert left > 0
+    elif delays[1] == 0:
+        assert left < len(shares) / 10
+
+
 class Work:
     """A split launch on operands of its own, and the bits it has to give."""
 
     def __init__(self, config, N, device):
-        M = 16 if config["kernel"] == "swap" else 1
+        M = config["BLOCK_SIZE_M"]
         self.config = config
         self.a = torch.randn(M, 8192, dtype=torch.float16, device=device)
         self.b = torch.randn(8192, N, dtype=torch.float16, device=device)
@@ -195,7 +252,7 @@ def _needs_cuda(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", [SWAP, GEMV], ids=["swap", "gemv"])
+@pytest.mark.parametrize("config", [SWAP, TMA], ids=["swap", "tma"])
 def test_streams_do_not_share_scratch(device, config):
     _needs_cuda(device)
     works = [Work(config, 256, device) for _ in range(4)]
@@ -210,7 +267,7 @@ def test_streams_do_not_share_scratch(device, config):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", [SWAP, GEMV], ids=["swap", "gemv"])
+@pytest.mark.parametrize("config", [SWAP, TMA], ids=["swap", "tma"])
 def test_threads_do_not_share_scratch(device, config):
     _needs_cuda(device)
     works = [Work(config, 256, device) for _ in range(4)]
@@ -281,7 +338,7 @@ def _replay_at_once(works, graphs, times):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", [SWAP, GEMV], ids=["swap", "gemv"])
+@pytest.mark.parametrize("config", [SWAP, TMA], ids=["swap", "tma"])
 def test_graphs_do_not_share_scratch(device, config):
     _needs_cuda(device)
     works = [Work(config, 192, device) for _ in range(4)]
@@ -358,13 +415,15 @@ def test_memory_does_not_grow(device):
 
 
 @pytest.mark.gpu
-def test_counters_are_left_at_zero(device):
+def test_counters_hold_nothing_but_the_number_of_launches(device):
     _needs_cuda(device)
-    for config in (SWAP, GEMV):
-        work = Work(config, 300, device)
+    for config in (SWAP, TMA):
+        work = Work(config, 304, device)
         _capture(work, launches=2).replay()
     torch.cuda.synchronize(device)
-    assert scratch._reserves[device.index]._counters.count_nonzero() == 0
+    counters = scratch._reserves[device.index]._counters
+    assert (counters & (split_k._LAUNCH.value - 1)).count_nonzero() == 0
+    assert counters.count_nonzero() > 0
 
 
 @pytest.mark.gpu

@@ -44,7 +44,7 @@ _TILED_ON_HOPPER = [
 ]
 
 # Values of SPLIT_K; each one is a compile of its own.
-_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 # (BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages)
 _SWAP = [
     *[(64, k, 4, s) for k, s in ((64, 8), (128, 4), (128, 6), (256, 4))],
@@ -266,8 +266,8 @@ def _splits(
     tiles = cdiv(M, block_m) * cdiv(N, block_n)
     blocks = cdiv(K, block_k)
     # A part of at least three blocks, or its pipeline never fills; and partial sums, written and read in
-    # float32, of at most half the bytes of b.
-    most = min(16, blocks // 3, K // (8 * block_m))
+    # float32, of at most the bytes of b.
+    most = min(16, blocks // 3, K // (4 * block_m))
     wanted = {programs * multiprocessors // tiles for programs in (1, 2, 3, resident, 2 * resident)}
     most_used = [max(value for value in _SPLITS if value <= max(split, 1)) for split in wanted]
     return sorted({1, *(split for split in most_used if split <= most)})

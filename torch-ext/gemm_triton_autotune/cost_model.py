@@ -39,7 +39,7 @@ _RATES = {
 }
 _LAUNCH_US = 3.0
 _WAVE_US = 0.1
-_SPLIT_US = 2.5
+_SPLIT_US = 2.0
 # A wgmma of 16 or 32 columns takes as long as one of 16 more.
 _NARROW_PART = 16
 

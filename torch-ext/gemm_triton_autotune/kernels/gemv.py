@@ -15,7 +15,7 @@ import triton.language as tl
 
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties
-from . import dependent_launch, split_k
+from . import dependent_launch
 from .bias import load_bias
 from .dependent_launch import (
     dependent_launch_problem,
@@ -25,7 +25,6 @@ from .dependent_launch import (
     wait_for_inputs,
 )
 from .launch import Launch, cdiv, shared_memory_problem
-from .split_k import block_range, mask_if, sum_splits
 
 NAME = "gemv"
 
@@ -35,7 +34,6 @@ PARAMETERS = {
     "BLOCK_SIZE_K": Parameter(IntRange(8, 4096, power_of_two=True)),
     # Of no effect: there is one row of tiles.
     "GROUP_SIZE_M": Parameter(IntRange(1, 1 << 20)),
-    "SPLIT_K": split_k.PARAMETER,
     **dependent_launch.PARAMETERS,
 }
 
@@ -47,8 +45,6 @@ def _gemv_kernel(
     b_ptr,
     out_ptr,
     bias_ptr,
-    partials_ptr,
-    counters_ptr,
     # shape
     N,
     K,
@@ -60,7 +56,6 @@ def _gemv_kernel(
     # tile
     BLOCK_SIZE_N: tl.constexpr,
     BLOCK_SIZE_K: tl.constexpr,
-    SPLIT_K: tl.constexpr,
     EVEN_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -69,27 +64,22 @@ def _gemv_kernel(
 ):
     """out = a @ b + bias; a (1, K), b (K, N), bias (N,) or None, out (1, N).
 
-    A program computes one of the SPLIT_K parts along K of BLOCK_SIZE_N elements of out. Each place of its
-    BLOCK_SIZE_N x BLOCK_SIZE_K tile of b has a sum of its own, and these are added up at the end.
+    A program computes BLOCK_SIZE_N elements of out. Each place of its BLOCK_SIZE_N x BLOCK_SIZE_K tile of b
+    has a sum of its own, and these are added up at the end.
     """
     pid = tl.program_id(0)
-    split = pid % SPLIT_K
-    tile = pid // SPLIT_K
-    first_block, last_block = block_range(K, split, BLOCK_SIZE_K, SPLIT_K)
-
     # 64 bits from here on: an index times a stride passes 2**31 elements in large weights.
-    offs_n = tile.to(tl.int64) * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
+    offs_n = pid.to(tl.int64) * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
     offs_k = tl.arange(0, BLOCK_SIZE_K)
-    first_offs_k = first_block.to(tl.int64) * BLOCK_SIZE_K + offs_k
     mask_n = offs_n < N
     k_step = tl.full((), BLOCK_SIZE_K, tl.int64)
-    a_ptrs = a_ptr + first_offs_k * stride_ak
-    b_ptrs = b_ptr + offs_n[:, None] * stride_bn + first_offs_k[None, :] * stride_bk
+    a_ptrs = a_ptr + offs_k.to(tl.int64) * stride_ak
+    b_ptrs = b_ptr + offs_n[:, None] * stride_bn + offs_k.to(tl.int64)[None, :] * stride_bk
 
     if PREFETCH > 0:
         offs = prefetch_offsets(
-            tile.to(tl.int64) * BLOCK_SIZE_N,
-            first_block.to(tl.int64) * BLOCK_SIZE_K,
+            pid.to(tl.int64) * BLOCK_SIZE_N,
+            0,
             N,
             K,
             stride_bk,
@@ -102,7 +92,7 @@ def _gemv_kernel(
     wait_for_inputs(PDL)
     acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_K), dtype=tl.float32)
     # Without a dot in it, a loop is pipelined only where it says so itself.
-    for k in tl.range(first_block, last_block, num_stages=NUM_STAGES):
+    for k in tl.range(0, (K - 1) // BLOCK_SIZE_K + 1, num_stages=NUM_STAGES):
         mask_b = mask_n[:, None]
         if EVEN_K:
             a = tl.load(a_ptrs)
@@ -118,14 +108,9 @@ def _gemv_kernel(
     inputs_are_read(PDL)
     row = tl.sum(acc, axis=1)
 
-    mask = mask_n
-    if SPLIT_K > 1:
-        offs = tl.arange(0, BLOCK_SIZE_N)
-        row, is_last = sum_splits(row, offs, partials_ptr, counters_ptr, tile, split, SPLIT_K)
-        mask = mask_if(is_last, mask)
     if bias_ptr is not None:
         row += load_bias(bias_ptr, offs_n, N)
-    tl.store(out_ptr + offs_n * stride_on, row.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + offs_n * stride_on, row.to(out_ptr.dtype.element_ty), mask=mask_n)
 
 
 def config_problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
@@ -150,28 +135,20 @@ def operand_problem(
         return f"its tile is long in K, where b has stride {b.stride(0)}"
     if block_n > block_k and b.stride(1) != 1:
         return f"its tile is long in N, where b has stride {b.stride(1)}"
-    return split_k.operand_problem(*_split(config, b))
-
-
-def _split(config: Mapping[str, Any], b: torch.Tensor) -> tuple[int, int, int]:
-    """SPLIT_K, the tiles, the elements of out in a tile."""
-    block_n = config["BLOCK_SIZE_N"]
-    return config.get("SPLIT_K", 1), cdiv(b.shape[1], block_n), block_n
+    return None
 
 
 def prepare(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
 ) -> Launch:
     K, N = b.shape
-    block_k = config["BLOCK_SIZE_K"]
-    SPLIT_K, tiles, block_n = _split(config, b)
+    block_n, block_k = config["BLOCK_SIZE_N"], config["BLOCK_SIZE_K"]
     return Launch(
         kernel=_gemv_kernel,
-        grid=(tiles * SPLIT_K, 1, 1),
-        operands=("a", "b", "out", "bias", *split_k.operands(SPLIT_K)),
+        grid=(cdiv(N, block_n), 1, 1),
+        operands=("a", "b", "out", "bias"),
         values=(N, K, a.stride(1), *b.stride(), out.stride(1))
-        + (block_n, block_k, SPLIT_K, K % block_k == 0, config["num_stages"], config.get("PDL", 0))
+        + (block_n, block_k, K % block_k == 0, config["num_stages"], config.get("PDL", 0))
         + (config.get("PREFETCH", 0), b.stride(0) == 1),
-        scratch=split_k.scratch(SPLIT_K, tiles, block_n),
         options=dependent_launch.options(config),
     )

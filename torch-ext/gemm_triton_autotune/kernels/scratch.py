@@ -1,7 +1,7 @@
 """What the programs of a split launch share: partial sums, and counters at which they count each other.
 
-Counters are zero before a launch, and zero again after it. A launch that had to clear its own first would
-be two, so they are kept: slices of one reserve for each GPU, each slice for launches that never overlap.
+A launch finds counters fit for it, zero at first, and leaves them so (`split_k`). One that had to clear its own first
+would be two, so they are kept: slices of one reserve for each GPU, each slice for launches that never overlap.
 Partial sums are kept where they are small, because to allocate them at each launch costs microseconds.
 """
 
@@ -46,7 +46,7 @@ class Scratch(NamedTuple):
 def get_scratch(
     device: torch.device, partials: int, counters: int, stream: int | None = None
 ) -> Scratch:
-    """Float32 elements, and counters that are zero when the launch that is about to follow starts.
+    """Float32 elements, and counters that are fit for use when the launch that is about to follow starts.
 
     As many as are asked for or more of each, for a launch on ``stream``, by default the current one.
     Two launches may have the same only if one never starts before the other has ended. So both
@@ -122,7 +122,7 @@ def _capture_query() -> Any:
 
 
 class _Reserve:
-    """Zeroed counters of one GPU. A slice is given out for good, and each launch leaves it zeroed."""
+    """Counters of one GPU, zeroed. A slice is given out for good, and each launch leaves it fit for the next."""
 
     def __init__(self, device: torch.device) -> None:
         self._used = 0

@@ -1,10 +1,19 @@
-"""Split-K: several programs share the sum over K of one tile, and the last one to arrive finishes it.
+"""Split-K: several programs share the sum over K of one tile, and then the summing of their partial sums.
 
-Each program writes its partial sum to scratch and counts itself in at the tile's counter. The last one
-adds the partial sums in the order of k, so that the bits never depend on who was late, and sets
-the counter back to zero: no launch has anything to clear, and none leaves anything behind. It is the method
-of CUDA's sample threadFenceReduction
-(https://github.com/NVIDIA/cuda-samples/tree/master/Samples/2_Concepts_and_Techniques/threadFenceReduction).
+Each program writes its partial sum to scratch and counts itself in at the tile's counter. A power of two of
+them, the sharers, wait until all are there, and each adds up its share of the tile's rows, in the order of
+k, so that the bits never depend on who was late. One alone would read all partial sums through one multiprocessor:
+the last to arrive does that where they are few.
+
+Nobody waits for long: programs that a GPU starts late, or one after the other, must not hold each other up. A
+sharer that has waited enough marks its share as left and ends; the last one to arrive adds up what was left.
+That makes it the method of CUDA's sample threadFenceReduction
+(https://github.com/NVIDIA/cuda-samples/tree/master/Samples/2_Concepts_and_Techniques/threadFenceReduction)
+where no sharer waits, and needs no launch that starts all programs at once.
+
+A counter is one word: a mark for each share that was left; above them arrivals, which come to
+sixteen in each launch and carry into the rest, the number of launches so far. So the lower two are zero after a
+launch as before it: no launch has anything to clear, and none leaves anything behind.
 """
 
 from __future__ import annotations
@@ -21,6 +30,15 @@ PARAMETER = Parameter(IntRange(1, 16), default=1)
 # As much as torch keeps for cuBLAS on Hopper: the partial sums shall stay in L2.
 _MAX_PARTIALS_BYTES = 32 << 20
 
+# What is counted by the bits of a counter, from below: shares that were left, arrivals, launches.
+_ARRIVAL = tl.constexpr(1 << 16)
+_LAUNCH = tl.constexpr(1 << 20)
+# Each takes most of a microsecond. Programs that run at once end further apart than this only by mischance.
+_MAX_POLLS = tl.constexpr(16)
+
+# Two sharers halve what one would read, but to wait costs 0.3 us on an H200.
+_LEAST_SHARED_BYTES = 80 << 10
+
 
 @triton.jit
 def block_range(K, split, BLOCK_SIZE_K: tl.constexpr, SPLIT_K: tl.constexpr):
@@ -33,53 +51,79 @@ def block_range(K, split, BLOCK_SIZE_K: tl.constexpr, SPLIT_K: tl.constexpr):
 
 
 @triton.jit
-def sum_splits(acc, offs, partials_ptr, counters_ptr, tile, split, SPLIT_K: tl.constexpr):
-    """Hand in `acc`, the part of `tile` that `split` computed; returns (sum of all parts, is it complete).
-
-    `offs` gives each element of acc its own place from 0 to the number of elements. The sum is complete
-    in the one program of a tile that arrives last.
-    """
-    store_partial(acc, offs, partials_ptr, tile, split, SPLIT_K)
-    is_last = arrive_last(counters_ptr, tile, SPLIT_K)
-    if is_last:
-        acc = sum_partials(acc, offs, partials_ptr, tile, SPLIT_K)
-    return acc, is_last
-
-
-@triton.jit
 def store_partial(acc, offs, partials_ptr, tile, split, SPLIT_K: tl.constexpr):
+    """Hand in `acc`, the part of `tile` that `split` computed; `offs` gives each element its own place."""
     # .cg: past L1, which is not coherent between multiprocessors.
     partials_ptrs = partials_ptr + (tile * SPLIT_K + split) * acc.numel + offs
     tl.store(partials_ptrs, acc, cache_modifier=".cg")
 
 
 @triton.jit
-def arrive_last(counters_ptr, tile, SPLIT_K: tl.constexpr):
-    """Count this program in at `tile`, after its partial sums; returns whether all others were there."""
+def count_in(counters_ptr, tile, split, SPLIT_K: tl.constexpr, SHARES: tl.constexpr):
+    """Count this program in at `tile`, after its partial sums; returns which shares it adds up, a bit for each.
+
+    If there is one, all partial sums of the tile can be read. If SHARES is 1, nobody waits for it.
+    """
+    counter_ptr = counters_ptr + tile
+    # Sixteen in a launch, whatever SPLIT_K is.
+    arrivals = tl.where(split == 0, 17 - SPLIT_K, 1) * _ARRIVAL
     # The atomic is one thread's: its release covers what the others wrote before this barrier.
     tl.debug_barrier()
-    is_last = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel") == SPLIT_K - 1
-    if is_last:
-        tl.store(counters_ptr + tile, 0)
-    return is_last
+    before = tl.atomic_add(counter_ptr, arrivals, sem="acq_rel")
+    is_last = (before & (_LAUNCH - 1)) + arrivals >= _LAUNCH
+    if SHARES == 1:
+        shares = is_last.to(tl.int32)
+    else:
+        own_share = (split < SHARES).to(tl.int32) << split
+        shares = 0
+        if is_last:
+            left = before & (_ARRIVAL - 1)
+            if left != 0:
+                tl.atomic_add(counter_ptr, -left, sem="relaxed")
+            shares = left | own_share
+        elif own_share != 0:
+            if _wait_for_last(counter_ptr, before, own_share):
+                shares = own_share
+    return shares
 
 
 @triton.jit
-def sum_partials(acc, offs, partials_ptr, tile, SPLIT_K: tl.constexpr):
-    """The sum of all parts of `tile`, which have the shape of `acc`."""
-    # Its own part is read back too: one code, one order. Unrolled, so that the loads overlap.
-    partials_ptrs = partials_ptr + tile * (SPLIT_K * acc.numel) + offs
+def _wait_for_last(counter_ptr, before, own_share):
+    """Whether all arrived in time; if not, `own_share` is left to the last."""
+    now = before
+    polls = 0
+    while _is_same_launch(before, now) & (polls < _MAX_POLLS):
+        now = tl.atomic_add(counter_ptr, 0, sem="acquire")
+        polls += 1
+    if _is_same_launch(before, now):
+        now = tl.atomic_add(counter_ptr, own_share, sem="acq_rel")
+        if not _is_same_launch(before, now):
+            # The last one came meanwhile, and saw no mark.
+            tl.atomic_add(counter_ptr, -own_share, sem="relaxed")
+    return not _is_same_launch(before, now)
+
+
+@triton.jit
+def _is_same_launch(counter, later):
+    return (counter ^ later) & -_LAUNCH == 0
+
+
+@triton.jit
+def sum_partials(offs, partials_ptr, tile, TILE_SIZE: tl.constexpr, SPLIT_K: tl.constexpr):
+    """The sum of all parts of `tile`, which has TILE_SIZE elements, at the places `offs`."""
+    # Unrolled, so that the loads overlap.
+    partials_ptrs = partials_ptr + tile * (SPLIT_K * TILE_SIZE) + offs
     acc = tl.load(partials_ptrs, cache_modifier=".cg")
     for other in tl.static_range(1, SPLIT_K):
-        acc += tl.load(partials_ptrs + other * acc.numel, cache_modifier=".cg")
+        acc += tl.load(partials_ptrs + other * TILE_SIZE, cache_modifier=".cg")
     return acc
 
 
-@triton.jit
-def mask_if(condition, mask):
-    """`mask` where the scalar `condition` holds, else a mask of nothing."""
-    # By integers, because Triton 3.9's interpreter spreads no truth value; a GPU's code is the same.
-    return mask & (tl.full(mask.shape, 0, tl.int32) + condition != 0)
+def shares(SPLIT_K: int, tile_size: int) -> int:
+    """The number of sharers of a tile with ``tile_size`` elements: rows are shared out by powers of two."""
+    if SPLIT_K < 4 and SPLIT_K * tile_size * 4 < _LEAST_SHARED_BYTES:
+        return 1
+    return 1 << SPLIT_K.bit_length() - 1
 
 
 def operand_problem(SPLIT_K: int, tiles: int, tile_size: int) -> str | None:

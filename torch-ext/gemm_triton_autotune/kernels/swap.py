@@ -25,7 +25,7 @@ from .dependent_launch import (
     wait_for_inputs,
 )
 from .launch import Launch, cdiv, shared_memory_problem
-from .split_k import block_range, mask_if, sum_splits
+from .split_k import block_range, count_in, store_partial, sum_partials
 
 NAME = "swap"
 
@@ -65,6 +65,7 @@ def _swap_kernel(
     BLOCK_SIZE_N: tl.constexpr,
     BLOCK_SIZE_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    SHARES: tl.constexpr,
     EVEN_K: tl.constexpr,
     PDL: tl.constexpr,
     PREFETCH: tl.constexpr,
@@ -123,17 +124,36 @@ def _swap_kernel(
         b_ptrs += k_step * stride_bk
     inputs_are_read(PDL)
 
-    mask = mask_m & mask_n
-    if SPLIT_K > 1:
+    strides = (stride_om, stride_on)
+    if SPLIT_K == 1:
+        _store(out_ptr, bias_ptr, acc, offs_m, offs_n, M, N, strides)
+    else:
+        rows = tl.arange(0, BLOCK_SIZE_M)[None, :] * BLOCK_SIZE_N
         # Neighbours along N, as in out.
-        offs = (
-            tl.arange(0, BLOCK_SIZE_M)[None, :] * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)[:, None]
-        )
-        acc, is_last = sum_splits(acc, offs, partials_ptr, counters_ptr, tile, split, SPLIT_K)
-        mask = mask_if(is_last, mask)
+        offs = rows + tl.arange(0, BLOCK_SIZE_N)[:, None]
+        store_partial(acc, offs, partials_ptr, tile, split, SPLIT_K)
+        shares = count_in(counters_ptr, tile, split, SPLIT_K, SHARES)
+        SHARE_N: tl.constexpr = BLOCK_SIZE_N // SHARES
+        for share in range(SHARES):
+            if (shares >> share) & 1:
+                columns = share * SHARE_N + tl.arange(0, SHARE_N)
+                total = sum_partials(
+                    rows + columns[:, None],
+                    partials_ptr,
+                    tile,
+                    BLOCK_SIZE_N * BLOCK_SIZE_M,
+                    SPLIT_K,
+                )
+                share_offs_n = pid_n.to(tl.int64) * BLOCK_SIZE_N + columns
+                _store(out_ptr, bias_ptr, total, offs_m, share_offs_n, M, N, strides)
+
+
+@triton.jit
+def _store(out_ptr, bias_ptr, acc, offs_m, offs_n, M, N, strides):
     if bias_ptr is not None:
         acc += load_bias(bias_ptr, offs_n, N)[:, None]
-    out_ptrs = out_ptr + offs_m[None, :] * stride_om + offs_n[:, None] * stride_on
+    out_ptrs = out_ptr + offs_m[None, :] * strides[0] + offs_n[:, None] * strides[1]
+    mask = (offs_m[None, :] < M) & (offs_n[:, None] < N)
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -175,8 +195,8 @@ def prepare(
         grid=(tiles * SPLIT_K, 1, 1),
         operands=("a", "b", "out", "bias", *split_k.operands(SPLIT_K)),
         values=(M, b.shape[1], K, *a.stride(), *b.stride(), *out.stride())
-        + (block_m, block_n, block_k, SPLIT_K, K % block_k == 0, config.get("PDL", 0))
-        + (config.get("PREFETCH", 0), b.stride(0) == 1),
+        + (block_m, block_n, block_k, SPLIT_K, split_k.shares(SPLIT_K, tile_size))
+        + (K % block_k == 0, config.get("PDL", 0), config.get("PREFETCH", 0), b.stride(0) == 1),
         scratch=split_k.scratch(SPLIT_K, tiles, tile_size),
         options=dependent_launch.options(config),
     )

@@ -28,7 +28,7 @@ from .dependent_launch import (
 from .descriptor import descriptor_problem, is_transposed, row_stride
 from .launch import INTERPRETED, Described, Launch, cdiv, shared_memory_problem
 from .raster import grouped_tile
-from .split_k import arrive_last, block_range, mask_if, store_partial, sum_partials
+from .split_k import block_range, count_in, store_partial, sum_partials
 
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -103,7 +103,6 @@ def _store(
     M,
     N,
     strides,
-    complete,
     BLOCK_SIZE_M: tl.constexpr,
     PART_N: tl.constexpr,
     SWAP: tl.constexpr,
@@ -117,7 +116,7 @@ def _store(
         else:
             acc += load_bias(bias_ptr, offs_n, N)[None, :]
     out_ptrs = out_ptr + offs_m[:, None] * strides[0] + offs_n[None, :] * strides[1]
-    mask = mask_if(complete, (offs_m[:, None] < M) & (offs_n[None, :] < N))
+    mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -150,6 +149,7 @@ def _tma_kernel(
     BLOCK_SIZE_K: tl.constexpr,
     GROUP_SIZE_M: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    SHARES: tl.constexpr,
     A_TRANSPOSED: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
     M_MULTIPLE_OF_16: tl.constexpr,
@@ -208,37 +208,41 @@ def _tma_kernel(
             acc2 = tl.dot(a, b2, acc2)
     inputs_are_read(PDL)
 
-    complete = True
-    if SPLIT_K > 1:
-        offs = _offs(BLOCK_SIZE_M, PART_N)
-        store_partial(acc, offs, partials_ptr, tile, split, SPLIT_K)
-        if PART_N2 > 0:
-            offs2 = _offs(BLOCK_SIZE_M, PART_N2)
-            # Behind the partial sums of the first parts of all tiles.
-            partials2_ptr = partials_ptr + num_pid_m * num_pid_n * (SPLIT_K * BLOCK_SIZE_M * PART_N)
-            store_partial(acc2, offs2, partials2_ptr, tile, split, SPLIT_K)
-        complete = arrive_last(counters_ptr, tile, SPLIT_K)
-        if complete:
-            acc = sum_partials(acc, offs, partials_ptr, tile, SPLIT_K)
-            if PART_N2 > 0:
-                acc2 = sum_partials(acc2, offs2, partials2_ptr, tile, SPLIT_K)
     # The same values, and the compiler sees that whole vectors of out are inside or outside.
     if M_MULTIPLE_OF_16:
         M = M // 16 * 16
     if N_MULTIPLE_OF_16:
         N = N // 16 * 16
     strides = (stride_om, stride_on)
+    offset_n2 = offset_n + PART_N
     # fmt: off
-    _store(out_ptr, bias_ptr, acc, offset_m, offset_n, M, N, strides, complete, BLOCK_SIZE_M, PART_N, SWAP)
-    if PART_N2 > 0:
-        offset_n += PART_N
-        _store(out_ptr, bias_ptr, acc2, offset_m, offset_n, M, N, strides, complete, BLOCK_SIZE_M, PART_N2, SWAP)
+    if SPLIT_K == 1:
+        _store(out_ptr, bias_ptr, acc, offset_m, offset_n, M, N, strides, BLOCK_SIZE_M, PART_N, SWAP)
+        if PART_N2 > 0:
+            _store(out_ptr, bias_ptr, acc2, offset_m, offset_n2, M, N, strides, BLOCK_SIZE_M, PART_N2, SWAP)
+    else:
+        store_partial(acc, _offs(0, BLOCK_SIZE_M, PART_N), partials_ptr, tile, split, SPLIT_K)
+        # Behind the partial sums of the first parts of all tiles.
+        partials2_ptr = partials_ptr + num_pid_m * num_pid_n * (SPLIT_K * BLOCK_SIZE_M * PART_N)
+        if PART_N2 > 0:
+            store_partial(acc2, _offs(0, BLOCK_SIZE_M, PART_N2), partials2_ptr, tile, split, SPLIT_K)
+        shares = count_in(counters_ptr, tile, split, SPLIT_K, SHARES)
+        SHARE_M: tl.constexpr = BLOCK_SIZE_M // SHARES
+        for share in range(SHARES):
+            if (shares >> share) & 1:
+                row = share * SHARE_M
+                total = sum_partials(_offs(row, SHARE_M, PART_N), partials_ptr, tile, BLOCK_SIZE_M * PART_N, SPLIT_K)
+                _store(out_ptr, bias_ptr, total, offset_m + row, offset_n, M, N, strides, SHARE_M, PART_N, SWAP)
+                if PART_N2 > 0:
+                    total2 = sum_partials(_offs(row, SHARE_M, PART_N2), partials2_ptr, tile, BLOCK_SIZE_M * PART_N2, SPLIT_K)
+                    _store(out_ptr, bias_ptr, total2, offset_m + row, offset_n2, M, N, strides, SHARE_M, PART_N2, SWAP)
     # fmt: on
 
 
 @triton.jit
-def _offs(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    return tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+def _offs(first_row, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    rows = first_row + tl.arange(0, ROWS)
+    return rows[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
 
 
 @triton.jit(do_not_specialize=["M", "N", "K"])
@@ -438,7 +442,8 @@ def prepare(
             *split_k.operands(split),
         ),
         values=(*shape, a.shape[1], *b.stride(), *strides)
-        + (rows, *parts, block_k, config["GROUP_SIZE_M"], split, *transposed)
+        + (rows, *parts, block_k, config["GROUP_SIZE_M"])
+        + (split, split_k.shares(split, _tile_size(config)), *transposed)
         + ((n_multiple_of_16, False) if swap else (False, n_multiple_of_16))
         + (bool(swap), config.get("PDL", 0), prefetch),
         scratch=split_k.scratch(split, tiles, _tile_size(config)),
