@@ -221,6 +221,27 @@ def test_who_is_clearly_beaten_leaves_and_the_default_stays():
     assert all(sorted(filter(None, names)) == [1, 2, 3] for names in series[1:])
 
 
+class Warming(Bench):
+    """From the second series on, the card is slower for all."""
+
+    def interleaved_ms(self, configs, rounds):
+        series = super().interleaved_ms(configs, rounds)
+        return series if len(self.series) == 1 else [[1.2 * time for time in own] for own in series]
+
+
+def test_who_left_while_the_card_was_cool_is_not_the_fastest():
+    twice = [time * 1.1 for time in NOISY]
+    bench = Warming({None: [1.0], 1: twice, 2: NOISY, 3: NOISY[1:] + NOISY[:1], 4: [1.15]})
+    configs = [entry(stages) for stages in (1, 2, 3, 4)]
+    found = gemm_kernel.search.measure_final(bench, configs, entry(1))
+    assert len(bench.series) > 1
+    assert [timed.config["num_stages"] for timed in found.ranked()][2:] == [1, 4]
+    # By how much it is slower is what its rounds said; all times are of the same card.
+    fastest = found.ranked()[0].time_ms
+    assert found.time_ms(entry(4)) / fastest == pytest.approx(1.15, rel=0.02)
+    assert found.time_ms(entry(1)) / fastest == pytest.approx(1.1, rel=0.02)
+
+
 def test_a_finalist_that_is_lost_costs_itself_alone():
     chosen, _ = final({1: [2.0], 2: [1.0], 3: [1.1]}, lost=[2])
     assert chosen == 3
