@@ -41,7 +41,7 @@ def test_a_hundred_thousand_look_ups_leave_nothing(device, tuned_dir, caplog):
     after, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert after - before < 20_000
-    assert peak - before < 200_000
+    assert peak - before < 400_000
     # One line for the entry, one for the weight without a file, whatever the level.
     assert len(caplog.records) == 2
 
