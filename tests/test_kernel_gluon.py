@@ -321,3 +321,19 @@ def test_new_sizes_are_no_new_compile():
 def test_version_bounds_match_what_is_installed():
     supported = (3, 6) <= tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
     assert supported or gluon.IMPORT_PROBLEM is not None
+
+
+@pytest.mark.gpu
+@hopper_only
+@has_gluon
+@pytest.mark.parametrize("size", [(64, 192), (128, 256), (192, 96)])
+def test_the_last_tile_of_rows_reaches_back_not_beyond(size):
+    # What it shares with the one before it comes out as from a tile of its own, and so as from either.
+    config, rows = make_config(*size), size[0]
+    for M in (rows + 1, 3 * rows - 5):
+        a, b, out = make_operands(M, 264, 520, device="cuda")
+        launch(a, b, out, config)
+        assert_right(a, b, out)
+        alone = torch.empty_like(out[-rows:])
+        launch(a[-rows:], b, alone, config)
+        assert torch.equal(out[-rows:], alone)

@@ -152,6 +152,20 @@ def test_a_transposed_a_is_taken(device, swap):
         assert_product(launch(a, b, out, config), a, b, (swap, dtype))
 
 
+SWAPPED = make_config(48, 64, 64, 4, 4, SWAP=1, SPLIT_K=2)
+
+
+@pytest.mark.parametrize("config", [TWO_PARTS, PERSISTENT, SWAPPED], ids=label)
+def test_the_last_tile_of_rows_reaches_back_not_beyond(device, config):
+    # What it shares with the one before it comes out as from a tile of its own, and so as from either.
+    rows = config["BLOCK_SIZE_M"]
+    for M in (rows + 1, 3 * rows - 5):
+        a, b = cases.make_operands(M, 72, 200, "NT", torch.float16, device)
+        out = cases.launch(a, b, config)
+        assert_product(out, a, b, M)
+        assert torch.equal(out[-rows:], cases.launch(a[-rows:], b, config))
+
+
 @pytest.mark.parametrize("group_size", [1, 3, 8, 1 << 20])
 @pytest.mark.parametrize("keys", [{}, {"PERSISTENT": 1}], ids=["", "persistent"])
 def test_every_tile_of_out_is_written(device, group_size, keys):

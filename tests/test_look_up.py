@@ -9,6 +9,7 @@ import kernels
 import pytest
 import torch
 
+from .cases import make_config
 from .exact import assert_product
 from .test_config import GOOD
 
@@ -43,6 +44,58 @@ def test_the_nearest_m_in_log_space_is_used(device, tuned_dir):
     assert tuning.get_config(256, N, K, device) == entry(3)
     assert tuning.get_config(257, N, K, device) == entry(4)
     assert tuning.get_config(10**7, N, K, device) == entry(4)
+
+
+HOPPER = gemm_kernel.device.DeviceProperties("cuda", (9, 0), 132, 232_448)
+ROWS_96 = make_config("tma", 96, 64, 128, 4, 5, SWAP=1)
+ROWS_128 = make_config("tma", 64, 128, 64, 4, 8)
+ROWS_192 = make_config("tma", 192, 64, 64, 4, 7, SWAP=1)
+
+
+def entry_for(M, entries, n=7168, k=8192, accepts=None):
+    tuned = gemm_kernel.tuned_file.TunedConfigs(Path(), entries)
+    return gemm_kernel.selection.entry_for(M, n, k, tuned, HOPPER, accepts)
+
+
+def test_a_tile_that_the_last_rows_overflow_gives_way():
+    # Measured: at 100 rows the entry for 96 takes 1.6 times as long as torch.mm, the one for 128 as long.
+    entries = {64: ROWS_96, 96: ROWS_96, 128: ROWS_128, 192: ROWS_192}
+    used = {M: entry_for(M, entries) for M in (64, 80, 96, 97, 100, 127, 128, 150, 192)}
+    assert used == {
+        64: 64,
+        80: 96,
+        96: 96,
+        97: 128,
+        100: 128,
+        127: 128,
+        128: 128,
+        150: 192,
+        192: 192,
+    }
+
+
+def test_an_m_that_was_tuned_gets_its_own_entry_whatever_the_model_says():
+    assert entry_for(100, {96: ROWS_128, 100: ROWS_96, 128: ROWS_128}) == 100
+
+
+def test_of_entries_that_suit_the_nearest_is_used():
+    for M in (65, 81, 90):
+        assert entry_for(M, {64: ROWS_128, 128: ROWS_128}) == (64 if M * M <= 64 * 128 else 128)
+    # A better tile far away is for another kind of product.
+    assert entry_for(100, {96: ROWS_96, 4096: ROWS_128}) == 96
+
+
+def test_only_what_the_operands_allow_is_compared():
+    entries = {96: ROWS_96, 128: ROWS_128, 192: ROWS_192}
+    assert entry_for(100, entries, accepts=lambda config: config != ROWS_128) in (96, 192)
+    assert entry_for(100, entries, accepts=lambda config: config == ROWS_96) == 96
+    assert entry_for(100, entries, accepts=lambda config: False) is None
+
+
+def test_rows_beyond_the_file_get_what_suits_them():
+    many = make_config("gluon", 128, 256, 64, 4, 4)
+    assert entry_for(10**7, {4096: many, 8192: ROWS_96}) == 4096
+    assert entry_for(10**7, {256: many}) is None
 
 
 def test_the_order_in_the_file_decides_nothing(device, tuned_dir):

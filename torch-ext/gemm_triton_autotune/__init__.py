@@ -24,6 +24,7 @@ from . import measure as measure
 from . import measurements as measurements
 from . import op as op
 from . import search as search
+from . import selection as selection
 from . import tuned_file as tuned_file
 from . import tuner as tuner
 from . import tuning as tuning

@@ -21,8 +21,8 @@ from .kernels.launch import cdiv
 # A part of K shorter than this does not pay for its share of the partial sums.
 _LEAST_PART = 512
 _MOST_PARTS = 16
-# Elements of b; a call with more takes so long that its start no longer counts.
-_SMALL_WEIGHT = 1 << 24
+# Elements of b; a call with more takes so long that what it fetches before its start no longer counts.
+_SMALL_WEIGHT = {"swap": 1 << 24, "tma": 1 << 26}
 
 _ANY = 1 << 62
 
@@ -48,7 +48,7 @@ class _Option(NamedTuple):
     rows_up_to: int = _ANY
     # K may be split until there is a program for each multiprocessor.
     splits: bool = False
-    # Only where there are at most as many tiles as multiprocessors (True), or more (False).
+    # Only where there are at most as many tiles of 64 columns as multiprocessors (True), or more (False).
     one_wave: bool | None = None
     # Only before Triton 3.6, and for a b whose columns Gluon does not take.
     without_gluon: bool = False
@@ -67,14 +67,19 @@ def _few_rows_options(layout: str) -> Iterator[_Option]:
     if layout == "NT":
         for tile in ((2, 1024, 4, 1), (4, 512, 4, 3)):
             yield _Option(make_config("gemv", 1, *tile), 0, 1)
-    # All rows in one tile, or in two of them, so that b is read once and twice.
-    for block_m, low, num_stages in ((48, 32, 8), (64, 48, 7), (96, 64, 5), (128, 96, 4)):
-        config = make_config("tma", block_m, 64, 128, 4, num_stages, SWAP=1)
-        yield _Option(config, low, block_m, splits=True)
-        if block_m >= 96:
-            yield _Option(config, 2 * low, 2 * block_m, splits=True)
-    yield _Option(make_config("tma", 64, 64, 128, 4, 6), 32, 1024)
+    # Of equals the first is chosen.
+    for block_n, num_stages in ((128, 8), (192, 6), (256, 5), (320, 4)):
+        yield _Option(make_config("tma", 64, block_n, 64, 4, num_stages), 64, 256)
     yield _Option(make_config("tma", 64, 128, 128, 4, 4), 32, 64)
+    yield _Option(make_config("tma", 64, 64, 128, 4, 6), 32, 1024)
+    # All rows in one tile, so that b is read once.
+    for block_m, block_n, block_k, num_stages, low in (
+        *((48, 64, 128, 8, 32), (64, 64, 128, 7, 48), (96, 64, 128, 5, 64), (128, 64, 128, 4, 96)),
+        *((192, 64, 64, 7, 128), (256, 64, 64, 5, 192)),
+        *((96, 128, 64, 8, 64), (192, 128, 64, 5, 128)),
+    ):
+        config = make_config("tma", block_m, block_n, block_k, 4, num_stages, SWAP=1)
+        yield _Option(config, low, block_m, splits=block_n == 64)
     # Few rows are bound by memory, so as many bytes in flight as fit.
     # For more than 32 rows only where TMA cannot load.
     several_waves = (64, 128, 4, 4) if layout == "NT" else (128, 64, 4, 6)
@@ -82,6 +87,7 @@ def _few_rows_options(layout: str) -> Iterator[_Option]:
         for tile, one_wave in (((64, 128, 4, 6), True), (several_waves, False)):
             config = make_config("swap", block_m, *tile)
             yield _Option(config, low, block_m, splits=one_wave, one_wave=one_wave)
+    yield _Option(make_config("swap", 64, 64, 128, 4, 6), 64, 128, one_wave=True)
 
 
 def _gluon_options(layout: str) -> Iterator[_Option]:
@@ -123,8 +129,8 @@ def _options(properties: DeviceProperties | None, layout: str) -> list[_Option]:
         options = _table_options(table_for(properties))
     possible = []
     for option in options:
-        # Started early where that can be: on an H200 it takes a few percent off a short call, and never adds
-        # any. The tables for other devices have none but `tiled`, which cannot.
+        # Started early where that can be: on an H200 it takes a few percent off a short call. The tables for
+        # other devices have none but `tiled`, which cannot.
         for config in ({**option.config, "PDL": 2}, option.config):
             if kernels.config_problem(config, properties) is None:
                 possible.append(option._replace(config=config))
@@ -149,7 +155,7 @@ def default_configs(
         if family not in best or rank < best[family][0]:
             best[family] = rank, config
     ranked = sorted(best.values(), key=lambda one: one[0])
-    found = [_with_prefetch(config, N, K) for _, config in ranked]
+    found = [_for_small_weight(config, N, K) for _, config in ranked]
     conservative = conservative_config(M)
     return (*(config for config in found if config != conservative), conservative)
 
@@ -171,10 +177,11 @@ def _choices(
             continue
         if option.without_gluon and has_gluon:
             continue
-        tiles = cdiv(M, config["BLOCK_SIZE_M"]) * cdiv(N, config["BLOCK_SIZE_N"])
-        if option.one_wave is not None and option.one_wave != (tiles <= multiprocessors):
+        rows = cdiv(M, config["BLOCK_SIZE_M"])
+        if option.one_wave not in (None, rows * cdiv(N, 64) <= multiprocessors):
             continue
         yield config
+        tiles = rows * cdiv(N, config["BLOCK_SIZE_N"])
         parts = min(multiprocessors // tiles, K // _LEAST_PART, _MOST_PARTS)
         if option.splits and parts > 1:
             yield {**config, "SPLIT_K": parts}
@@ -190,11 +197,15 @@ def _rank(config: Config, M: int, N: int, K: int, rates: Rates) -> tuple[int, fl
     return (kind, *cost(config, M, N, K, rates))
 
 
-def _with_prefetch(config: Config, N: int, K: int) -> Config:
-    """What starts early brings 32 KiB of a small b into L2 meanwhile."""
-    if not config.get("PDL") or family_of(config) not in ("swap", "tma") or N * K > _SMALL_WEIGHT:
+def _for_small_weight(config: Config, N: int, K: int) -> Config:
+    """What starts early brings 32 KiB of a small b into L2 meanwhile; `swap` starts as early as can be."""
+    family = family_of(config)
+    if not config.get("PDL") or _SMALL_WEIGHT.get(family, 0) < N * K:
         return config
-    return {**config, "PREFETCH": 16384 // (config["BLOCK_SIZE_N"] * config["BLOCK_SIZE_K"])}
+    # At least a block: some are larger.
+    blocks = max(16384 // (config["BLOCK_SIZE_N"] * config["BLOCK_SIZE_K"]), 1)
+    earliest = {"PDL": 1} if family == "swap" and config.get("SPLIT_K", 1) == 1 else {}
+    return {**config, **earliest, "PREFETCH": blocks}
 
 
 def _takes(config: Config, N: int, K: int, layout: str) -> bool:

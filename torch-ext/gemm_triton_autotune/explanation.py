@@ -9,8 +9,9 @@ import torch
 from . import tuning
 from .arguments import check_problem
 from .config import Config
-from .device import device_name, resolve_device
+from .device import device_name, device_properties, resolve_device
 from .measurements import measurements_dir, read_measurements
+from .selection import entry_for
 from .tuned_file import REACH, TunedConfigs
 
 
@@ -22,14 +23,17 @@ def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: 
     device = resolve_device(device)
     check_problem([M], N, K, layout)
     tuned = tuning._load_tuned_configs(N, K, device, layout)
-    nearest_m = None if tuned is None else tuned.nearest(M)
-    if nearest_m is not None:
-        config = tuned[nearest_m]
+    entry_m = None if tuned is None else entry_for(M, N, K, tuned, device_properties(device))
+    if entry_m is not None:
+        config = tuned[entry_m]
+        nearest = "the nearest in log space"
+        if entry_m != tuned.nearest(M):
+            nearest += " whose tile suits so many rows"
         why = (
-            f"tuned, from {tuned.path}, entry M={nearest_m}: "
-            + ("this very M" if nearest_m == M else "the nearest in log space")
+            f"tuned, from {tuned.path}, entry M={entry_m}: "
+            + ("this very M" if entry_m == M else nearest)
             + f" of M={', '.join(map(str, tuned))}"
-            + _times_in_words(tuned.path, nearest_m, config)
+            + _times_in_words(tuned.path, entry_m, config)
         )
     else:
         config = tuning.default_config(M, N, K, device, layout)

@@ -45,7 +45,7 @@ _MAX_BYTES = 1 << 20
 # fraction of the default's speed (vllm-project/vllm PR 52192).
 REACH = 16
 # From here on more rows are more of the same: no M is further away than this one.
-_MANY_ROWS = 8192
+MANY_ROWS = 8192
 
 
 class TunedConfigs(dict[int, Config]):
@@ -83,7 +83,7 @@ def _squared_boundaries(Ms: Sequence[int]) -> list[int]:
 
 
 def _nearest(M: int, Ms: Sequence[int], boundaries: Sequence[int]) -> int | None:
-    if not Ms or Ms[0] > M * REACH or min(M, _MANY_ROWS) > Ms[-1] * REACH:
+    if not Ms or Ms[0] > M * REACH or min(M, MANY_ROWS) > Ms[-1] * REACH:
         return None
     return Ms[bisect.bisect_left(boundaries, M * M)]
 

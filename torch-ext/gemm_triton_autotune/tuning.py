@@ -24,6 +24,7 @@ from .config import Config
 from .defaults import default_configs, speed_in_words
 from .device import device_name, device_properties, resolve_device
 from .measurements import Measurement, measurements_dir, read_measurements, save_measurements
+from .selection import entry_for
 from .tuned_file import TunedConfigs, read_mergeable, read_tuned_file, save_tuned_configs
 from .tuner import TUNED_MS, Candidates, default_candidates, tune_problem
 from .workers import Workers
@@ -192,16 +193,18 @@ def get_config(
 ) -> Config:
     """The configuration that a (M, K) @ (K, N) on ``device`` runs with; None is the current device.
 
-    It is the entry whose M is nearest in log space (at a tie the smaller M) among those of the tuned
-    file that can run on the device and that ``accepts`` takes. It is the default if there is none, or if
-    M is more than `REACH` times outside of theirs.
+    It is an entry of the tuned file that can run on the device and that ``accepts`` takes: that of this very M, or
+    the nearest one in log space whose tile suits M rows (`selection.entry_for`). It is the default if
+    there is none, or if M is more than `REACH` times outside of theirs.
     """
+    device = resolve_device(device)
     tuned = _load_tuned_configs(N, K, device, layout)
-    nearest_m = None if tuned is None else tuned.nearest(M, accepts)
-    # A copy: the entry is what every later call gets.
-    if nearest_m is not None:
-        return dict(tuned[nearest_m])
-    return _default(M, N, K, resolve_device(device), layout, accepts)
+    if tuned is not None:
+        entry_m = entry_for(M, N, K, tuned, device_properties(device), accepts)
+        # A copy: the entry is what every later call gets.
+        if entry_m is not None:
+            return dict(tuned[entry_m])
+    return _default(M, N, K, device, layout, accepts)
 
 
 def default_config(

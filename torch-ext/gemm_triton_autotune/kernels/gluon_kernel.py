@@ -121,7 +121,17 @@ def gluon_gemm_kernel(
     # what lies behind the last step of the first tile belongs to the next tile.
     loads = (a_desc, b_desc, a_slots, b1_boxes, b2_boxes, b3_boxes, full)
     for stage in range(gl.minimum(_cdiv(K, BLOCK_SIZE_K), NUM_STAGES)):
-        _load_step(loads, pid_m, pid_n, stage, stage, PART_1, PART_2, PART_3, B_IS_NT)
+        _load_step(
+            loads,
+            _first_row(pid_m, M, BLOCK_SIZE_M),
+            pid_n,
+            stage,
+            stage,
+            PART_1,
+            PART_2,
+            PART_3,
+            B_IS_NT,
+        )
 
     # Tuples of constexprs have to be written out: in a variable they would be run-time values.
     buffers = (out_desc, a_slots, b1, b2, b3, out_chunks, full, empty)
@@ -201,9 +211,10 @@ def _loader(
     phase = gl.where(loaded == NUM_STAGES, 0, 1)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         pid_m, pid_n = _tile_position(tile, M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M)
+        row = _first_row(pid_m, M, BLOCK_SIZE_M)
         for step in range(gl.where(tile == gl.program_id(0), loaded, 0), steps):
             mbarrier.wait(empty.index(stage), phase)
-            _load_step(loads, pid_m, pid_n, step, stage, PART_1, PART_2, PART_3, B_IS_NT)
+            _load_step(loads, row, pid_n, step, stage, PART_1, PART_2, PART_3, B_IS_NT)
             stage, phase = _next_stage(stage, phase, NUM_STAGES)
     if PDL == 2:
         gdc_launch_dependents()
@@ -211,9 +222,9 @@ def _loader(
 
 @gluon.jit
 def _load_step(
-    loads, pid_m, pid_n, step, stage, PART_1: gl.constexpr, PART_2: gl.constexpr, PART_3: gl.constexpr, B_IS_NT: gl.constexpr
+    loads, row, pid_n, step, stage, PART_1: gl.constexpr, PART_2: gl.constexpr, PART_3: gl.constexpr, B_IS_NT: gl.constexpr
 ):  # fmt: skip
-    """Load one k step of tile (pid_m, pid_n) into a stage that is free."""
+    """Load one k step of the tile at `row` and `pid_n` into a stage that is free."""
     a_desc, b_desc, a_slots, b1_boxes, b2_boxes, b3_boxes, full = loads
     CONSUMERS: gl.constexpr = a_slots.shape[0] // full.shape[0]
     ROWS: gl.constexpr = a_slots.shape[1]
@@ -229,7 +240,7 @@ def _load_step(
     k = step * BLOCK_SIZE_K
     for i in gl.static_range(CONSUMERS):
         a_slot = a_slots.index(stage * CONSUMERS + i)
-        _tma_load(a_desc, [pid_m * BLOCK_SIZE_M + i * ROWS, k], barrier, a_slot)
+        _tma_load(a_desc, [row + i * ROWS, k], barrier, a_slot)
     for i in gl.static_range(BLOCK_SIZE_N // BOX):
         if i < BOXES_1:
             b_box = b1_boxes.index(stage * BOXES_1 + i)
@@ -279,7 +290,7 @@ def _consumer(
     phase = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         pid_m, pid_n = _tile_position(tile, M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M)
-        row = pid_m * BLOCK_SIZE_M + CONSUMER * ROWS
+        row = _first_row(pid_m, M, BLOCK_SIZE_M) + CONSUMER * ROWS
         column = pid_n * BLOCK_SIZE_N
         acc_1 = gl.zeros((ROWS, PART_1), gl.float32, layout_1)
         if PART_2 > 0:
@@ -489,6 +500,12 @@ def _tile_position(
     pid_m = first_pid_m + tile % tiles_in_group % rows_in_group
     pid_n = tile % tiles_in_group // rows_in_group
     return pid_m, pid_n
+
+
+@gluon.jit
+def _first_row(pid_m, M, BLOCK_SIZE_M: gl.constexpr):
+    """`raster.first_row`, in Gluon."""
+    return gl.minimum(pid_m * BLOCK_SIZE_M, gl.maximum(M - BLOCK_SIZE_M, 0))
 
 
 @gluon.jit

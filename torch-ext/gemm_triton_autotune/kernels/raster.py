@@ -7,6 +7,16 @@ import triton.language as tl
 
 
 @triton.jit
+def first_row(pid_m, M, BLOCK_SIZE_M: tl.constexpr):
+    """Where tile row ``pid_m`` begins: the last one as far back as it takes not to reach beyond M.
+
+    What it shares with the one before it is computed and stored by both, with the same bits. TMA takes longer for a
+    box that is partly outside.
+    """
+    return tl.minimum(pid_m * BLOCK_SIZE_M, tl.maximum(M - BLOCK_SIZE_M, 0))
+
+
+@triton.jit
 def grouped_tile(index, num_pid_m, num_pid_n, GROUP_SIZE_M: tl.constexpr):
     """The row and column, in tiles, of tile number ``index``.
 

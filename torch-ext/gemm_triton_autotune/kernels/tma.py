@@ -27,7 +27,7 @@ from .dependent_launch import (
 )
 from .descriptor import descriptor_problem, is_transposed, row_stride
 from .launch import INTERPRETED, Described, Launch, cdiv, shared_memory_problem
-from .raster import grouped_tile
+from .raster import first_row, grouped_tile
 from .split_k import block_range, count_in, store_partial, sum_partials
 
 try:
@@ -170,8 +170,12 @@ def _tma_kernel(
     split = tl.program_id(0) % SPLIT_K
     tile = tl.program_id(0) // SPLIT_K
     pid_m, pid_n = grouped_tile(tile, num_pid_m, num_pid_n, GROUP_SIZE_M)
-    offset_m = pid_m * BLOCK_SIZE_M
-    offset_n = pid_n * (PART_N + PART_N2)
+    if SWAP:
+        offset_m = pid_m * BLOCK_SIZE_M
+        offset_n = first_row(pid_n, N, PART_N + PART_N2)
+    else:
+        offset_m = first_row(pid_m, M, BLOCK_SIZE_M)
+        offset_n = pid_n * (PART_N + PART_N2)
     if SPLIT_K == 1:
         first_k, last_k = 0, K
     else:
@@ -280,7 +284,7 @@ def _tma_persistent_kernel(
     wait_for_inputs(PDL)
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=True):
         pid_m, pid_n = grouped_tile(tile, num_pid_m, num_pid_n, GROUP_SIZE_M)
-        offset_m = pid_m * BLOCK_SIZE_M
+        offset_m = first_row(pid_m, M, BLOCK_SIZE_M)
         offset_n = pid_n * BLOCK_SIZE_N
 
         acc = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=tl.float32)
