@@ -329,8 +329,7 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
         return f"num_stages must be 2 or more, got {num_stages}"
     if "maxnreg" in config:
         return "takes no maxnreg: an accumulator needs its registers"
-    # Of the 255 registers of a thread the accumulator may take 192; the rest is enough, and nothing spills
-    # but a few bytes where the largest tiles are split along K, after the loop.
+    # Of the 255 registers of a thread the accumulator may take 192; the rest is enough, on Hopper without a spill.
     if rows * columns > 192 * 32 * num_warps:
         return f"a {rows}x{columns} tile needs more than the registers of {num_warps} warps"
     problem = dependent_launch_problem(config, properties) or shared_memory_problem(
