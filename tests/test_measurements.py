@@ -320,6 +320,18 @@ def test_few_configurations_serve_all_ms_within_the_cost():
     assert fewest({}, 0.01) == {}
 
 
+def test_no_winner_is_shared_that_would_read_b_more_often(device, configs):
+    # Default, 32 and 64 rows, torch.mm; at 64 the tile of 32 rows is as good as the one of 64.
+    candidates = [{**entry(2), "BLOCK_SIZE_M": 32}, entry(3)]
+    times = [9.0, 1.0, 1.2, 9.0, *(9.0, 1.005, 1.0, 9.0)]
+    path, _ = tune(configs, *times, Ms=(32, 64), candidates=candidates)
+    assert json.loads(path.read_text()) == {"32": candidates[0], "64": candidates[1]}
+    # The other way round it is.
+    times = [9.0, 1.005, 1.0, 9.0, *(9.0, 1.2, 1.0, 9.0)]
+    path, _ = tune(configs, *times, Ms=(32, 64), candidates=candidates)
+    assert json.loads(path.read_text()) == {"32": candidates[1], "64": candidates[1]}
+
+
 def test_winners_are_shared_between_ms_and_the_default_is_kept(device, configs):
     # For each M: default, entry(2), entry(3), then torch.mm; at 16 the two are within a percent.
     four = [9.0, 1.0, 1.2, 9.0]
