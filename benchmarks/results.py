@@ -152,7 +152,7 @@ def _between(results: Mapping[str, Any]) -> list[str]:
     rows = results["rows"]
     return [
         *_head("Values of M that no file has", results["environment"]),
-        "What the rule of the nearest M costs: gemm's time over that of a configuration tuned for this very M.",
+        "What it costs that an M has no entry: gemm's time over that of a configuration tuned for this very M.",
         tables.between_bands(rows),
         tables.between_points(rows),
         *_missing(rows),
