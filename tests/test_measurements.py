@@ -210,9 +210,9 @@ def test_within_the_noise_the_default_is_chosen_or_what_is_used_at_present():
     assert final({1: [2.0], 2: NOISY, 3: better}, present=2)[0] == 2
 
 
-def test_the_default_is_not_given_up_for_less_than_a_percent_however_sure():
-    assert final({1: [1.0], 2: [0.995]})[0] == 1
-    assert final({1: [1.0], 2: [0.98]})[0] == 2
+def test_the_default_is_not_given_up_for_less_than_three_percent_however_sure():
+    assert final({1: [1.0], 2: [0.975]})[0] == 1
+    assert final({1: [1.0], 2: [0.96]})[0] == 2
 
 
 def test_who_is_clearly_beaten_leaves_and_the_default_stays():
