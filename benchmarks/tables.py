@@ -291,7 +291,7 @@ def between_losses(rows: Iterable[Row]) -> list[float]:
 
 
 def between_bands(rows: Sequence[Row]) -> str:
-    """What the nearest M costs, by layout and band of M, and what a call without a file would."""
+    """What it costs that an M has no entry, by layout and band of M, and what a call without a file would."""
     table = []
     for layout, name, band in banded([row for row in rows if tuned_here(row)]):
         losses = between_losses(band)

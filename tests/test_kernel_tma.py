@@ -57,6 +57,7 @@ COMPILED_ONLY = [
 CONFIGS = INTERPRETED_TOO + COMPILED_ONLY
 TWO_PARTS = make_config(64, 320, 64, 4, 4)
 PERSISTENT = make_config(128, 256, 64, 8, 3, PERSISTENT=1, EPILOGUE_SUBTILE=2)
+SWAPPED = make_config(48, 64, 64, 4, 4, SWAP=1, SPLIT_K=2)
 
 
 def label(config):
@@ -141,6 +142,14 @@ def test_a_product_is_right(device, config):
     assert_product(launch(a, b, out, config), a, b)
 
 
+@pytest.mark.parametrize("config", [TWO_PARTS, PERSISTENT, SWAPPED], ids=label)
+def test_a_transposed_a_of_ragged_rows_is_taken(device, config):
+    # A box begins at a multiple of 16 bytes of what is contiguous: of the rows, here.
+    a = torch.randn(200, 136, dtype=torch.float16, device=device)[:, :134].t()
+    b = torch.randn(72, 200, dtype=torch.float16, device=device).t()
+    assert_product(cases.launch(a, b, config), a, b, config)
+
+
 @pytest.mark.parametrize("swap", [0, 1])
 def test_a_transposed_a_is_taken(device, swap):
     config = make_config(64, 64, 64, 4, 4, SWAP=swap)
@@ -150,9 +159,6 @@ def test_a_transposed_a_is_taken(device, swap):
         b = torch.randn(200, 136, dtype=dtype, device=device)
         out = torch.full((72, 136), torch.nan, dtype=dtype, device=device)
         assert_product(launch(a, b, out, config), a, b, (swap, dtype))
-
-
-SWAPPED = make_config(48, 64, 64, 4, 4, SWAP=1, SPLIT_K=2)
 
 
 @pytest.mark.parametrize("config", [TWO_PARTS, PERSISTENT, SWAPPED], ids=label)

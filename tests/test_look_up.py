@@ -52,9 +52,9 @@ ROWS_128 = make_config("tma", 64, 128, 64, 4, 8)
 ROWS_192 = make_config("tma", 192, 64, 64, 4, 7, SWAP=1)
 
 
-def entry_for(M, entries, n=7168, k=8192, accepts=None):
+def entry_for(M, entries, n=7168, k=8192, accepts=None, properties=HOPPER):
     tuned = gemm_kernel.tuned_file.TunedConfigs(Path(), entries)
-    return gemm_kernel.selection.entry_for(M, n, k, tuned, HOPPER, accepts)
+    return gemm_kernel.selection.entry_for(M, n, k, tuned, properties, accepts)
 
 
 def test_a_tile_that_the_last_rows_overflow_gives_way():
@@ -96,6 +96,38 @@ def test_rows_beyond_the_file_get_what_suits_them():
     many = make_config("gluon", 128, 256, 64, 4, 4)
     assert entry_for(10**7, {4096: many, 8192: ROWS_96}) == 4096
     assert entry_for(10**7, {256: many}) is None
+    # More rows than 8192 are more of the same, in a file as in a call.
+    assert entry_for(60_000, {4096: many, 65_536: many}) == 65_536
+    assert entry_for(39_999, {4096: many, 40_000: many}) == 40_000
+
+
+@pytest.mark.parametrize("properties", [HOPPER, None, gemm_kernel.device.DeviceProperties("cpu")])
+def test_on_other_devices_only_doubled_work_counts(properties):
+    # By the model 192 rows in tiles of 128 take 1.17 times as long as in one of 192, and 100 in tiles of 96 twice as
+    # long as in one of 128.
+    one, two = make_config("tiled", 64, 64, 64, 4, 3), make_config("tiled", 64, 80, 64, 4, 3)
+    slower = gemm_kernel.cost_model.time_us
+    rates = gemm_kernel.cost_model.rates_for(properties)
+    factor = slower(two, 100, 7168, 8192, rates) / slower(one, 100, 7168, 8192, rates)
+    assert 1.05 < factor < 1.25
+    assert entry_for(100, {96: two, 128: one}, properties=properties) == (
+        128 if properties is HOPPER else 96
+    )
+    assert entry_for(100, {96: ROWS_96, 128: ROWS_128}, properties=properties) == 128
+
+
+def test_what_suits_is_computed_once_for_an_m(monkeypatch):
+    tuned = gemm_kernel.tuned_file.TunedConfigs(Path(), {96: ROWS_96, 128: ROWS_128})
+    look_up = gemm_kernel.selection.entry_for
+    assert look_up(100, 7168, 8192, tuned, HOPPER) == 128
+    monkeypatch.setattr(gemm_kernel.selection, "time_us", None)
+    assert look_up(100, 7168, 8192, tuned, HOPPER, lambda config: True) == 128
+    # And not for ever more of them.
+    monkeypatch.undo()
+    monkeypatch.setattr(gemm_kernel.selection, "_MAX_KEPT", 10)
+    for M in range(100, 200):
+        look_up(M, 7168, 8192, tuned, HOPPER)
+    assert len(tuned.suiting) <= 10
 
 
 def test_the_order_in_the_file_decides_nothing(device, tuned_dir):

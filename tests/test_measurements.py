@@ -242,6 +242,14 @@ def test_who_left_while_the_card_was_cool_is_not_the_fastest():
     assert found.time_ms(entry(1)) / fastest == pytest.approx(1.1, rel=0.02)
 
 
+@pytest.mark.parametrize("torch_ms", [float("nan"), float("inf"), 0.0])
+def test_a_time_of_torch_that_is_none_decides_nothing(torch_ms):
+    times = [gemm_kernel.search.Timed(time, entry(stages)) for stages, time in ((2, 2.0), (3, 1.0))]
+    found = gemm_kernel.search._Final.of_single_times(times, torch_ms)
+    assert found.choose(None, entry(1)) == entry(3)
+    assert found.time_ms(entry(2)) == 2.0
+
+
 def test_a_finalist_that_is_lost_costs_itself_alone():
     chosen, _ = final({1: [2.0], 2: [1.0], 3: [1.1]}, lost=[2])
     assert chosen == 3

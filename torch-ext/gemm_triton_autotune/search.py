@@ -273,6 +273,9 @@ class _Final:
     def time_ms(self, config: Config) -> float:
         if config not in self._configs:
             return math.nan
+        # Without rounds there is nothing to go by, and torch.mm's one time may be none.
+        if len(self._torch_times) < 2:
+            return statistics.median(self._of(config))
         # A card slows as it warms, and who left early was timed on a cool one: so by what torch.mm took in the
         # same rounds.
         multiples = [own / torch for own, torch in zip(self._of(config), self._torch_times)]

@@ -51,12 +51,14 @@ MANY_ROWS = 8192
 class TunedConfigs(dict[int, Config]):
     """The entries of one tuned file that can run on one device: M -> configuration, ascending.
 
-    Never changed once it is made, so that threads can share it.
+    Never changed once it is made, so that threads can share it; but for ``suiting``, where `selection` keeps, by M, what
+    follows from the entries.
     """
 
     def __init__(self, path: Path, entries: Mapping[int, Config]) -> None:
         super().__init__(sorted(entries.items()))
         self.path = path
+        self.suiting: dict[int, tuple[int, ...]] = {}
         self._Ms = list(self)
         self._boundaries = _squared_boundaries(self._Ms)
 

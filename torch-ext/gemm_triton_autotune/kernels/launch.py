@@ -24,7 +24,7 @@ class Described(NamedTuple):
 
 
 class ScratchSize(NamedTuple):
-    """What a launch needs beside its operands: float32 partial sums, and counters that are zero."""
+    """What a launch needs beside its operands: float32 partial sums, and counters (`scratch`)."""
 
     partials: int
     counters: int

@@ -33,7 +33,7 @@ _MAX_PARTIALS_BYTES = 32 << 20
 # What is counted by the bits of a counter, from below: shares that were left, arrivals, launches.
 _ARRIVAL = tl.constexpr(1 << 16)
 _LAUNCH = tl.constexpr(1 << 20)
-# Each takes most of a microsecond. Programs that run at once end further apart than this only by mischance.
+# Each is a way to L2 and back. Programs that run at once end further apart than all of them only by mischance.
 _MAX_POLLS = tl.constexpr(16)
 
 # Two sharers halve what one would read, but to wait costs 0.3 us on an H200.

@@ -170,12 +170,14 @@ def _tma_kernel(
     split = tl.program_id(0) % SPLIT_K
     tile = tl.program_id(0) // SPLIT_K
     pid_m, pid_n = grouped_tile(tile, num_pid_m, num_pid_n, GROUP_SIZE_M)
+    offset_m = pid_m * BLOCK_SIZE_M
+    offset_n = pid_n * (PART_N + PART_N2)
+    # The caller's rows, where they are rows in memory, too.
     if SWAP:
-        offset_m = pid_m * BLOCK_SIZE_M
-        offset_n = first_row(pid_n, N, PART_N + PART_N2)
-    else:
+        if B_TRANSPOSED:
+            offset_n = first_row(pid_n, N, PART_N + PART_N2)
+    elif not A_TRANSPOSED:
         offset_m = first_row(pid_m, M, BLOCK_SIZE_M)
-        offset_n = pid_n * (PART_N + PART_N2)
     if SPLIT_K == 1:
         first_k, last_k = 0, K
     else:
@@ -284,8 +286,10 @@ def _tma_persistent_kernel(
     wait_for_inputs(PDL)
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=True):
         pid_m, pid_n = grouped_tile(tile, num_pid_m, num_pid_n, GROUP_SIZE_M)
-        offset_m = first_row(pid_m, M, BLOCK_SIZE_M)
+        offset_m = pid_m * BLOCK_SIZE_M
         offset_n = pid_n * BLOCK_SIZE_N
+        if not A_TRANSPOSED:
+            offset_m = first_row(pid_m, M, BLOCK_SIZE_M)
 
         acc = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=tl.float32)
         for k in range(0, K, BLOCK_SIZE_K):
