@@ -192,15 +192,12 @@ def named_providers(names: Iterable[str]) -> dict[str, Provider]:
 def compile_ahead(
     names: Iterable[str], weights: Sequence[Any], Ms: Sequence[int], device: torch.device
 ) -> None:
-    """Compile what those of ``names`` that measure many configurations will ask for, in several processes.
+    """Compile what those of ``names`` that launch a kernel of this package will ask for, in several processes.
 
     weights: `bench.Problem` of each. Triton's cache on disk hands the kernels over.
     """
-    wanted: dict[int, list[dict[str, Any]]] = {M: [] for M in Ms}
-    for M, configs in wanted.items():
-        configs += autotune_configs(M, device) if "autotune" in names else []
-        configs += upstream_grid() if "upstream" in names else []
-    if not any(wanted.values()):
+    names = set(names)
+    if not names & {"gemm", "default", "autotune", "upstream"}:
         return
     with gemm_kernel.workers.Workers(device) as workers:
         if not workers.can_compile:
@@ -208,11 +205,28 @@ def compile_ahead(
         futures = [
             future
             for problem in weights
-            for M, configs in wanted.items()
-            for future in workers.compile(problem, M, configs, priority=0)
+            for M in Ms
+            for future in workers.compile(
+                problem, M, configs_ahead(names, problem, M, device), priority=0
+            )
         ]
         for future in futures:
             future.result()  # a Skip: the provider meets it again, and says so
+
+
+def configs_ahead(
+    names: set[str], problem: Any, M: int, device: torch.device
+) -> list[dict[str, Any]]:
+    """What those of ``names`` launch or try for ``M`` rows of a `bench.Problem`."""
+    N, K, layout, _ = problem
+    configs = [tuning.get_config(M, N, K, device, layout)] if "gemm" in names else []
+    if "default" in names:
+        configs.append(tuning.default_config(M, N, K, device, layout))
+    if "autotune" in names:
+        configs += autotune_configs(M, device)
+    if "upstream" in names:
+        configs += upstream_grid()
+    return configs
 
 
 def is_right(prepared: Prepared, operands: Operands, exact: measure.ExactProduct) -> bool:

@@ -48,6 +48,18 @@ def product(operands):
     return providers.Prepared(lambda b: torch.mm(operands.a, b, out=operands.out))
 
 
+def test_what_is_compared_is_compiled_ahead(device):
+    problem = compare.gemm_kernel.bench.Problem(N, K, "NT", "float16")
+    own, default = (
+        choose(16, N, K, device, "NT") for choose in (tuning.get_config, tuning.default_config)
+    )
+    found = providers.configs_ahead({"gemm", "default", "torch"}, problem, 16, device)
+    assert found == [own, default]
+    found = providers.configs_ahead({"autotune", "upstream", "compile"}, problem, 16, device)
+    assert found == [*autotuned.autotune_configs(16, device), *providers.upstream_grid()]
+    assert providers.configs_ahead({"torch", "upstream-default"}, problem, 16, device) == []
+
+
 def test_a_ratio_is_the_median_over_rounds(operands, monkeypatch):
     monkeypatch.setattr(machine, "ROUNDS", 3)
     # of the medians it would be 1.5
