@@ -270,11 +270,15 @@ class _Final:
     def torch_ms(self) -> float:
         return statistics.median(self._torch_times) if self._torch_times else math.nan
 
+    @property
+    def _has_rounds(self) -> bool:
+        return len(self._torch_times) > 1
+
     def time_ms(self, config: Config) -> float:
         if config not in self._configs:
             return math.nan
         # Without rounds there is nothing to go by, and torch.mm's one time may be none.
-        if len(self._torch_times) < 2:
+        if not self._has_rounds:
             return statistics.median(self._of(config))
         # A card slows as it warms, and who left early was timed on a cool one: so by what torch.mm took in the
         # same rounds.
@@ -321,7 +325,7 @@ class _Final:
             if preferred in equal:
                 return preferred
         # Without rounds nothing is known of the noise: the first of the fastest.
-        if len(self._torch_times) < 2:
+        if not self._has_rounds:
             return best
         return min((c for c in equal if self._lead(best, c)[0] <= _SAME), key=len)
 

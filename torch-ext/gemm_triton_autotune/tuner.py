@@ -300,7 +300,9 @@ class Tuner:
         if len(winners) < 2:
             return
         times = {
-            M: _gaining(self._times(M, _suiting(winners, M, result.config), result), result)
+            M: _gaining(
+                self._times(M, _with_no_more_tiles(winners, M, result.config), result), result
+            )
             for M, result in own.items()
         }
         for M, key in fewest(times, _SHARED_COST).items():
@@ -353,7 +355,7 @@ class Tuner:
         self._save({M: config}, {M: self._measurement(M)})
 
 
-def _suiting(winners: Mapping[str, Config], M: int, own: Config) -> dict[str, Config]:
+def _with_no_more_tiles(winners: Mapping[str, Config], M: int, own: Config) -> dict[str, Config]:
     """Those of ``winners`` that share ``M`` rows out among no more tiles than its ``own``.
 
     More tiles of rows read b more often, which is as fast only while the reads meet in L2: here by 1 %, at another

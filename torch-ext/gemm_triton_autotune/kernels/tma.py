@@ -246,8 +246,8 @@ def _tma_kernel(
 
 
 @triton.jit
-def _offs(first_row, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    rows = first_row + tl.arange(0, ROWS)
+def _offs(row, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    rows = row + tl.arange(0, ROWS)
     return rows[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
 
 
