@@ -197,18 +197,18 @@ def compile_ahead(
     weights: `bench.Problem` of each. Triton's cache on disk hands the kernels over.
     """
     names = set(names)
-    if not names & {"gemm", "default", "autotune", "upstream"}:
+    wanted = [
+        (problem, M, configs_ahead(names, problem, M, device)) for problem in weights for M in Ms
+    ]
+    if not any(configs for *_, configs in wanted):
         return
     with gemm_kernel.workers.Workers(device) as workers:
         if not workers.can_compile:
             return
         futures = [
             future
-            for problem in weights
-            for M in Ms
-            for future in workers.compile(
-                problem, M, configs_ahead(names, problem, M, device), priority=0
-            )
+            for problem, M, configs in wanted
+            for future in workers.compile(problem, M, configs, priority=0)
         ]
         for future in futures:
             future.result()  # a Skip: the provider meets it again, and says so
