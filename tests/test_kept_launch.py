@@ -378,21 +378,28 @@ def test_a_kernel_lives_as_long_as_its_kept_launch(driver, launcher):
     assert alive() is None
 
 
-def test_scratch_memory_is_each_launch_its_own(driver, monkeypatch):
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_scratch_memory_that_is_not_kept_is_each_launch_its_own(driver, monkeypatch, is_kept):
+    capturing = False
     asked = []
 
     def get_scratch(device, partials, counters, stream):
         asked.append((device.index, partials, counters, stream))
-        return SimpleNamespace(addresses=(900 + len(asked), 5000 + len(asked)))
+        addresses = 900 + len(asked), 5000 + len(asked)
+        return SimpleNamespace(addresses=addresses, is_kept=is_kept and not capturing)
 
     monkeypatch.setattr(kept_launch, "get_scratch", get_scratch)
+    monkeypatch.setattr(kept_launch, "is_current_stream_capturing", lambda: capturing)
     run = SpreadLauncher()
     scratch = launching.ScratchSize(256, 8)
     kept = keep(run, ("a", "b", "out", "partials", "counters"), scratch)
-    for count in (1, 2):
+    # Which memory each launch gets: captured ones their own, the others one for all where it is kept.
+    numbers = (1, 1, 2, 3, 1) if is_kept else (1, 2, 3, 4, 5)
+    for call, capturing in enumerate((False, False, True, True, False)):
         kept(*on_device_3(1), None, (16, 32, 48, None))
-        assert asked[-1] == (3, 256, 8, 73)
-        assert run.calls[-1][13:18] == (16, 32, 48, 900 + count, 5000 + count)
+        number = numbers[call]
+        assert asked == [(3, 256, 8, 73)] * max(numbers[: call + 1])
+        assert run.calls[-1][13:18] == (16, 32, 48, 900 + number, 5000 + number)
 
 
 def test_a_launch_is_for_the_current_device(driver, monkeypatch):

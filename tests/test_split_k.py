@@ -53,6 +53,13 @@ def events(monkeypatch):
     return events
 
 
+def _forget(monkeypatch, *kept):
+    """Let what is ``kept`` of scratch memory be empty, and what was made of it with it."""
+    for name in (*kept, "_scratches"):
+        monkeypatch.setattr(scratch, name, {})
+    monkeypatch.setattr(gemm_kernel.kernels.kept_launch, "_filled", {})
+
+
 @pytest.fixture
 def counters_of(monkeypatch, events):
     """Counters as a CUDA device gives them, for a stream and a capture of the test's choice."""
@@ -60,9 +67,7 @@ def counters_of(monkeypatch, events):
     reserve = torch.zeros(scratch._RESERVED_COUNTERS, dtype=torch.int32)
     fallback = torch.zeros(0, dtype=torch.int32)
     monkeypatch.setattr(scratch, "_zeroed_counters", lambda device: reserve)
-    monkeypatch.setattr(scratch, "_reserves", {})
-    monkeypatch.setattr(scratch, "_owned", {})
-    monkeypatch.setattr(scratch, "_scratches", {})
+    _forget(monkeypatch, "_reserves", "_owned")
     monkeypatch.setattr(torch, "zeros", lambda *size, **options: fallback)
 
     def get(count, stream=7, capture=0):
@@ -295,8 +300,7 @@ def test_new_scratch_is_memory_that_no_stream_still_works_on(device, monkeypatch
     # Memory freed on the default stream, which still has to read it, given to a launch on another one.
     _needs_cuda(device)
     work = Work(SWAP, 192, device)
-    monkeypatch.setattr(scratch, "_kept", {})
-    monkeypatch.setattr(scratch, "_scratches", {})
+    _forget(monkeypatch, "_kept")
     side = torch.cuda.Stream(device)
     with torch.cuda.stream(side):
         work.out.fill_(torch.nan)
@@ -350,8 +354,7 @@ def test_graphs_do_not_share_scratch(device, config):
 def test_it_goes_on_without_a_reserve(device, monkeypatch):
     _needs_cuda(device)
     works = [Work(SWAP, 192, device) for _ in range(3)]
-    monkeypatch.setattr(scratch, "_owned", {})
-    monkeypatch.setattr(scratch, "_scratches", {})
+    _forget(monkeypatch, "_owned")
     monkeypatch.setattr(scratch._reserves[device.index], "_used", scratch._RESERVED_COUNTERS)
     graphs = [_capture(work, launches=10) for work in works[:-1]]
     assert _replay_at_once(works, graphs, times=100) == [0] * 3
@@ -430,9 +433,7 @@ def test_counters_hold_nothing_but_the_number_of_launches(device):
 def test_torch_compile_with_cuda_graphs(device, tuned_dir, monkeypatch):
     # What is kept must not come from the pool that a compiled function warms up in.
     _needs_cuda(device)
-    monkeypatch.setattr(scratch, "_reserves", {})
-    monkeypatch.setattr(scratch, "_owned", {})
-    monkeypatch.setattr(scratch, "_scratches", {})
+    _forget(monkeypatch, "_reserves", "_owned")
     name = gemm_kernel.tuning.config_file_name(192, 8192, device, "NN")
     (tuned_dir / name).write_text(json.dumps({"16": SWAP}))
     a = torch.randn(16, 8192, dtype=torch.float16, device=device)

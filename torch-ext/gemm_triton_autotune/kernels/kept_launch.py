@@ -14,9 +14,10 @@ from typing import Any, Callable
 
 import torch
 import triton
+from torch.cuda import is_current_stream_capturing
 
 from .launch import Described, Launch, launch_hooks_installed
-from .scratch import get_scratch
+from .scratch import Scratch, get_scratch
 
 # Where a launch finds the address of an operand.
 _ADDRESSES = {"a": 0, "b": 1, "out": 2, "bias": 3, "partials": 4, "counters": 5}
@@ -217,12 +218,14 @@ class _DirectLaunch(KeptLaunch):
         addresses: tuple,
     ) -> None:
         stream = self._current_stream(self._device_index)
-        if self._scratch is not None:
-            scratch = get_scratch(self._device, *self._scratch, stream)
-            addresses = addresses + scratch.addresses
         arguments = _filled.get((self._identity, addresses, stream))
-        if arguments is None:
-            arguments = self._fill(a, b, out, addresses, stream)
+        # A launch in a capture has scratch memory of its own.
+        if arguments is None or (self._scratch is not None and is_current_stream_capturing()):
+            # Until the launch, so that the memory lives.
+            scratch = None
+            if self._scratch is not None:
+                scratch = get_scratch(self._device, *self._scratch, stream)
+            arguments = self._fill(a, b, out, addresses, stream, scratch)
         self._function(*arguments)
 
     def _fill(
@@ -232,8 +235,12 @@ class _DirectLaunch(KeptLaunch):
         out: torch.Tensor,
         addresses: tuple,
         stream: int,
+        scratch: Scratch | None,
     ) -> tuple:
-        """The arguments of the compiled function for these operands, from now on kept."""
+        """The arguments of the compiled function for these operands, kept unless the scratch memory is not."""
+        key = self._identity, addresses, stream
+        if scratch is not None:
+            addresses = addresses + scratch.addresses
         arguments = self._arguments.copy()
         arguments[self._stream] = stream
         for place, index in self._pointers:
@@ -246,9 +253,12 @@ class _DirectLaunch(KeptLaunch):
         if self._packed_from is not None:
             packed_from = self._packed_from
             arguments[packed_from:] = [tuple(arguments[packed_from:])]
-        if len(_filled) >= _MAX_FILLED:
-            _filled.clear()
-        return _filled.setdefault((self._identity, addresses, stream), tuple(arguments))
+        filled = tuple(arguments)
+        if scratch is None or scratch.is_kept:
+            if len(_filled) >= _MAX_FILLED:
+                _filled.clear()
+            _filled[key] = filled
+        return filled
 
     def _kernel_arguments(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple:
         """The arguments of the kernel, with stand-ins for pointers."""

@@ -41,6 +41,8 @@ class Scratch(NamedTuple):
     counters: torch.Tensor
     addresses: tuple[int, int]
     counter_count: int
+    # For good, and for all launches on this stream outside of captures.
+    is_kept: bool
 
 
 def get_scratch(
@@ -57,14 +59,16 @@ def get_scratch(
     them in a graph would cost a node at each replay. Where there are none, the launch clears its own.
     """
     if stream is not None and not torch.cuda.is_current_stream_capturing():
-        # The usual case, by the shortest way: this is done at each launch.
+        # The usual case, by the shortest way.
         scratch = _scratches.get((device.index, stream))
         if scratch is not None and counters <= scratch.counter_count and partials <= _KEPT_PARTIALS:
             return scratch
     owner = _owner(device, stream) if device.type == "cuda" else None
     both = _get_partials(device, owner, partials), _get_counters(device, owner, counters)
-    scratch = Scratch(*both, tuple(tensor.data_ptr() for tensor in both), len(both[1]))
-    if scratch.partials is _kept.get(owner) and scratch.counters is _owned.get(owner):
+    addresses = tuple(tensor.data_ptr() for tensor in both)
+    is_kept = both[0] is _kept.get(owner) and both[1] is _owned.get(owner)
+    scratch = Scratch(*both, addresses, len(both[1]), is_kept)
+    if is_kept:
         _scratches[owner[:2]] = scratch
     return scratch
 
