@@ -6,6 +6,9 @@ a few of each kind; `make matrix` compiles them all.
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import kernels
 import pytest
@@ -14,6 +17,7 @@ from .compile_targets import TARGETS, compile_all, missing_instructions
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
 config_problem = gemm_kernel.kernels.config_problem
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def compiled(target, requests):
@@ -62,6 +66,44 @@ def test_candidates_of_other_devices_compile(target):
             largest[family] = size, config
     assert {"tiled", "swap", "gemv"} <= set(largest)
     compiled(target, [{"config": c, "M": min(c["BLOCK_SIZE_M"], 512)} for _, c in largest.values()])
+
+
+# The key in Triton's cache of each device function of the package, alone in a process and after all others.
+KEYS = """
+import os, sys, tempfile
+from pathlib import Path
+import kernels, triton
+from tests.processes import fork, wait_for
+kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
+functions = {
+    f"{name.rpartition('.')[-1]}.{key}": value
+    for name, module in list(sys.modules.items()) if ".kernels." in name
+    for key, value in vars(module).items()
+    if isinstance(value, triton.runtime.jit.JITFunction) and value.fn.__module__ == name
+}
+alone = Path(tempfile.mkdtemp())
+for name, function in functions.items():
+    assert wait_for(fork(lambda: (alone / name).write_text(function.cache_key))) == 0
+for order in (list(functions), list(reversed(functions))):
+    def check():
+        for name in order:
+            if functions[name].cache_key != (alone / name).read_text():
+                print(name)
+    assert wait_for(fork(check)) == 0
+print(len(functions))
+"""
+
+
+def test_what_a_process_compiled_before_does_not_count(monkeypatch):
+    # Or it would not find what another compiled: a server its warm cache, the tuner what it compiled ahead.
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    ran = subprocess.run(
+        [sys.executable, "-u", "-c", KEYS], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    *differ, count = ran.stdout.split()
+    assert differ == []
+    assert int(count) > 20
 
 
 def test_launch_options_of_a_backend_reach_its_compiler():

@@ -18,6 +18,9 @@ launch_gemm_kernel = gemm_kernel.kernels.launch_gemm_kernel
 scratch = gemm_kernel.kernels.scratch
 split_k = gemm_kernel.kernels.split_k
 
+# A counter's unit for launches; what counts marks and arrivals is below it.
+LAUNCH = 1 << 20
+
 # Few tiles and many parts: two launches have room on a GPU at once, and each is long.
 SWAP = {
     "kernel": "swap",
@@ -206,14 +209,14 @@ def test_every_share_is_added_up_once(device, parts, sharers, delay):
     on_gpu = device.type == "cuda"
     tiles = 64 if on_gpu else 3
     # The number of launches begins anew after the largest, and in between it is negative.
-    counters = torch.full((tiles,), -2 * split_k._LAUNCH.value, dtype=torch.int32, device=device)
+    counters = torch.full((tiles,), -2 * LAUNCH, dtype=torch.int32, device=device)
     found = []
     for _ in range(50 if on_gpu else 3):
         delays = torch.randint(2, (tiles * parts,), dtype=torch.int32) * delay
         shares = torch.full((tiles * parts,), -1, dtype=torch.int32, device=device)
         _count_in_kernel[(tiles * parts,)](counters, shares, delays.to(device), parts, sharers)
         found.append(shares.cpu().view(tiles, parts))
-        assert (counters & (split_k._LAUNCH.value - 1)).count_nonzero() == 0
+        assert (counters & (LAUNCH - 1)).count_nonzero() == 0
     shares = torch.cat(found)
     # Bits that nobody has twice add up to all of them only if each is there.
     assert (shares.sum(1) == (1 << sharers) - 1).all()
@@ -425,7 +428,7 @@ def test_counters_hold_nothing_but_the_number_of_launches(device):
         _capture(work, launches=2).replay()
     torch.cuda.synchronize(device)
     counters = scratch._reserves[device.index]._counters
-    assert (counters & (split_k._LAUNCH.value - 1)).count_nonzero() == 0
+    assert (counters & (LAUNCH - 1)).count_nonzero() == 0
     assert counters.count_nonzero() > 0
 
 

@@ -11,8 +11,8 @@ That makes it the method of CUDA's sample threadFenceReduction
 (https://github.com/NVIDIA/cuda-samples/tree/master/Samples/2_Concepts_and_Techniques/threadFenceReduction)
 where no sharer waits, and needs no launch that starts all programs at once.
 
-A counter is one word: a mark for each share that was left; above them arrivals, which come to
-sixteen in each launch and carry into the rest, the number of launches so far. So the lower two are zero after a
+A counter is one word: from below 16 marks, one for each share that was left; four bits of arrivals, which come
+to sixteen in each launch and carry into the rest, the number of launches so far. So the lower two are zero after a
 launch as before it: no launch has anything to clear, and none leaves anything behind.
 """
 
@@ -29,12 +29,6 @@ PARAMETER = Parameter(IntRange(1, 16), default=1)
 
 # As much as torch keeps for cuBLAS on Hopper: the partial sums shall stay in L2.
 _MAX_PARTIALS_BYTES = 32 << 20
-
-# What is counted by the bits of a counter, from below: shares that were left, arrivals, launches.
-_ARRIVAL = tl.constexpr(1 << 16)
-_LAUNCH = tl.constexpr(1 << 20)
-# Each is a way to L2 and back. Programs that run at once end further apart than all of them only by mischance.
-_MAX_POLLS = tl.constexpr(16)
 
 # Two sharers halve what one would read, but to wait costs 0.3 us on an H200.
 _LEAST_SHARED_BYTES = 80 << 10
@@ -64,20 +58,24 @@ def count_in(counters_ptr, tile, split, SPLIT_K: tl.constexpr, SHARES: tl.conste
 
     If there is one, all partial sums of the tile can be read. If SHARES is 1, nobody waits for it.
     """
+    # In each function, not in the module: Triton's key of a kernel that calls one that uses a global differs by which
+    # of them it met first, and a key of its own is a compile of its own.
+    ARRIVAL: tl.constexpr = 1 << 16
+    LAUNCH: tl.constexpr = 1 << 20
     counter_ptr = counters_ptr + tile
     # Sixteen in a launch, whatever SPLIT_K is.
-    arrivals = tl.where(split == 0, 17 - SPLIT_K, 1) * _ARRIVAL
+    arrivals = tl.where(split == 0, 17 - SPLIT_K, 1) * ARRIVAL
     # The atomic is one thread's: its release covers what the others wrote before this barrier.
     tl.debug_barrier()
     before = tl.atomic_add(counter_ptr, arrivals, sem="acq_rel")
-    is_last = (before & (_LAUNCH - 1)) + arrivals >= _LAUNCH
+    is_last = (before & (LAUNCH - 1)) + arrivals >= LAUNCH
     if SHARES == 1:
         shares = is_last.to(tl.int32)
     else:
         own_share = (split < SHARES).to(tl.int32) << split
         shares = 0
         if is_last:
-            left = before & (_ARRIVAL - 1)
+            left = before & (ARRIVAL - 1)
             if left != 0:
                 tl.atomic_add(counter_ptr, -left, sem="relaxed")
             shares = left | own_share
@@ -90,9 +88,11 @@ def count_in(counters_ptr, tile, split, SPLIT_K: tl.constexpr, SHARES: tl.conste
 @triton.jit
 def _wait_for_last(counter_ptr, before, own_share):
     """Whether all arrived in time; if not, `own_share` is left to the last."""
+    # Each is a way to L2 and back. Programs that run at once end further apart than all of them only by mischance.
+    MAX_POLLS: tl.constexpr = 16
     now = before
     polls = 0
-    while _is_same_launch(before, now) & (polls < _MAX_POLLS):
+    while _is_same_launch(before, now) & (polls < MAX_POLLS):
         now = tl.atomic_add(counter_ptr, 0, sem="acquire")
         polls += 1
     if _is_same_launch(before, now):
@@ -105,7 +105,8 @@ def _wait_for_last(counter_ptr, before, own_share):
 
 @triton.jit
 def _is_same_launch(counter, later):
-    return (counter ^ later) & -_LAUNCH == 0
+    LAUNCH: tl.constexpr = 1 << 20
+    return (counter ^ later) & -LAUNCH == 0
 
 
 @triton.jit
