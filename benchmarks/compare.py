@@ -129,7 +129,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=["gemm", "default", "torch"],
         metavar="NAME",
-        help=f"of {', '.join(providers.PROVIDERS)}, and configs:DIR for the tuned files in a folder",
+        help=f"of {', '.join(providers.PROVIDERS)}, configs:DIR for the tuned files in a folder, and "
+        "gemm:KEY=VALUE,... for its configuration with other values",
     )
     parser.add_argument("--no-cpu", action="store_true", help="leave out the CPU times")
     parser.add_argument("--json", type=Path, help="write all rows here, after each weight")

@@ -8,6 +8,8 @@ autotune            the `tiled` kernel under @triton.autotune, with what `candid
 upstream            the same kernel, with the best that the upstream example's tuner could choose for this very M
 upstream-default    the same kernel, with the upstream example's configuration for a call without a file
 configs:DIR         the entry of a tuned file in DIR for exactly this weight, layout and M
+gemm:KEY=VALUE,…    the configuration of gemm with other values, which are numbers, or nothing for a key that is to be absent;
+default:KEY=VALUE,… likewise
 """
 
 from __future__ import annotations
@@ -56,6 +58,21 @@ class Prepared(NamedTuple):
 
 
 Provider = Callable[[Operands], Prepared]
+
+
+Config = dict[str, Any]
+# By the keys that are different: another value, or None where the key is absent.
+Changes = dict[str, int | None]
+
+
+def _changed(config: Config, changes: Changes) -> Config:
+    return {key: value for key, value in {**config, **changes}.items() if value is not None}
+
+
+def _variant(base: str, changes: Changes, operands: Operands) -> Prepared:
+    choose = _CHOICES[base]
+    config = choose(*operands.shape, operands.a.device, operands.layout)
+    return _launched(operands, _changed(config, changes))
 
 
 def _gemm(operands: Operands) -> Prepared:
@@ -154,6 +171,12 @@ def _configs(folder: Path, operands: Operands) -> Prepared:
     return _launched(operands, dict(found[0][M]))
 
 
+# What a variant is one of: how its configuration is chosen, by the arguments of `tuning.get_config`.
+_CHOICES: dict[str, Callable[..., Config]] = {
+    "gemm": tuning.get_config,
+    "default": tuning.default_config,
+}
+
 PROVIDERS: dict[str, Provider] = {
     "gemm": _gemm,
     "default": _default,
@@ -180,6 +203,8 @@ def named_providers(names: Iterable[str]) -> dict[str, Provider]:
             )
         elif name in PROVIDERS:
             own, provider = name, PROVIDERS[name]
+        elif kind in _CHOICES:
+            own, provider = name, functools.partial(_variant, kind, _changes(name))
         else:
             known = ", ".join(PROVIDERS)
             raise ValueError(f"expects {known}, or configs: and a folder, got {name!r}")
@@ -187,6 +212,17 @@ def named_providers(names: Iterable[str]) -> dict[str, Provider]:
             raise ValueError(f"expects each provider once, got {own!r} twice")
         found[own] = provider
     return found
+
+
+def _changes(name: str) -> Changes:
+    """What ``name``, of the form base:KEY=VALUE,…, changes."""
+    changes: Changes = {}
+    for change in name.partition(":")[2].split(","):
+        key, equals, value = change.partition("=")
+        if not (key and equals and (value.isdecimal() or not value)):
+            raise ValueError(f"expects KEY=VALUE with a number or nothing, got {change!r}")
+        changes[key] = int(value) if value else None
+    return changes
 
 
 def compile_ahead(
@@ -219,9 +255,12 @@ def configs_ahead(
 ) -> list[dict[str, Any]]:
     """What those of ``names`` launch or try for ``M`` rows of a `bench.Problem`."""
     N, K, layout, _ = problem
-    configs = [tuning.get_config(M, N, K, device, layout)] if "gemm" in names else []
-    if "default" in names:
-        configs.append(tuning.default_config(M, N, K, device, layout))
+    configs = []
+    for name in sorted(names):
+        base = name.partition(":")[0]
+        if base in _CHOICES:
+            changes = _changes(name) if base != name else {}
+            configs.append(_changed(_CHOICES[base](M, N, K, device, layout), changes))
     if "autotune" in names:
         configs += autotune_configs(M, device)
     if "upstream" in names:

@@ -54,7 +54,10 @@ def test_what_is_compared_is_compiled_ahead(device):
         choose(16, N, K, device, "NT") for choose in (tuning.get_config, tuning.default_config)
     )
     found = providers.configs_ahead({"gemm", "default", "torch"}, problem, 16, device)
-    assert found == [own, default]
+    assert found == [default, own]
+    variants = {"gemm:GROUP_SIZE_M=3", "default:GROUP_SIZE_M=5,num_stages=1"}
+    found = providers.configs_ahead(variants, problem, 16, device)
+    assert found == [{**default, "GROUP_SIZE_M": 5, "num_stages": 1}, {**own, "GROUP_SIZE_M": 3}]
     found = providers.configs_ahead({"autotune", "upstream", "compile"}, problem, 16, device)
     assert found == [*autotuned.autotune_configs(16, device), *providers.upstream_grid()]
     assert providers.configs_ahead({"torch", "upstream-default"}, problem, 16, device) == []
@@ -168,7 +171,28 @@ def test_configs_of_a_folder_serve_their_very_point_only(operands, device, tmp_p
             provider(other)
 
 
-@pytest.mark.parametrize("names", [["cublas"], ["configs:/nowhere"], ["gemm", "gemm"]])
+def test_a_variant_is_a_configuration_with_other_values(operands):
+    names = [
+        "gemm:GROUP_SIZE_M=3",
+        "default:num_stages=1,GROUP_SIZE_M=5,PDL=",
+        "gemm:GROUP_SIZE_M=0",
+    ]
+    of_gemm, of_default, invalid = providers.named_providers(names).values()
+    point = operands(16)
+    default = tuning.default_config(16, N, K)
+    assert of_gemm(point).config == {**default, "GROUP_SIZE_M": 3}
+    assert of_default(point).config == {**default, "GROUP_SIZE_M": 5, "num_stages": 1}
+    exact = measure.ExactProduct(point.a, point.weights[0])
+    assert providers.is_right(of_gemm(point), point, exact)
+    with pytest.raises(providers.Unavailable, match="GROUP_SIZE_M"):
+        invalid(point)
+    assert providers._changed({"PDL": 2, "num_warps": 4}, {"PDL": None}) == {"num_warps": 4}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["cublas"], ["configs:/nowhere"], ["gemm", "gemm"], ["gemm:"], ["gemm:PDL"], ["gemm:PDL=x"], ["torch:PDL=1"]],
+)  # fmt: skip
 def test_a_provider_that_there_is_not_is_refused(names):
     with pytest.raises(ValueError, match="expects"):
         providers.named_providers(names)

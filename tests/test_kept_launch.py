@@ -395,7 +395,8 @@ def test_scratch_memory_that_is_not_kept_is_each_launch_its_own(driver, monkeypa
     kept = keep(run, ("a", "b", "out", "partials", "counters"), scratch)
     # Which memory each launch gets: captured ones their own, the others one for all where it is kept.
     numbers = (1, 1, 2, 3, 1) if is_kept else (1, 2, 3, 4, 5)
-    for call, capturing in enumerate((False, False, True, True, False)):
+    for call, captured in enumerate((False, False, True, True, False)):
+        capturing = captured
         kept(*on_device_3(1), None, (16, 32, 48, None))
         number = numbers[call]
         assert asked == [(3, 256, 8, 73)] * max(numbers[: call + 1])
