@@ -83,7 +83,7 @@ def test_what_fails_or_is_wrong_has_no_time_and_a_reason(operands, monkeypatch):
     def breaks(operands):
         raise RuntimeError("no such kernel\nand pages more")
 
-    monkeypatch.setattr(machine, "timed", Clock([2.0] * 9, [1.0] * 9))
+    monkeypatch.setattr(machine, "timed", Clock([2.0] * machine.ROUNDS, [1.0] * machine.ROUNDS))
     compared = {"wrong": wrong, "gemm": product, "nothing": writes_nothing, "breaks": breaks}
     row = compare.compare_point(operands(16), {**compared, "torch": product})
     assert row["ratio"] == 0.5
@@ -96,7 +96,7 @@ def test_without_gemm_there_is_no_ratio(operands, monkeypatch):
     def breaks(operands):
         raise ValueError
 
-    monkeypatch.setattr(machine, "timed", Clock([1.0] * 9))
+    monkeypatch.setattr(machine, "timed", Clock([1.0] * machine.ROUNDS))
     row = compare.compare_point(operands(4), {"gemm": breaks, "torch": product})
     assert row["ratio"] is None
     assert row["multiples"] == {}

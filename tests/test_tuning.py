@@ -1,5 +1,6 @@
 """`tune_gemm`: what it measures, chooses, skips, writes and refuses. No time decides a test."""
 
+import collections
 import itertools
 import json
 import math
@@ -194,6 +195,32 @@ def test_one_wrong_element_in_the_first_or_last_row_is_seen(device, M, at):
     assert gemm_kernel.measure.is_exact_in_part(out, a, b)
     out[at] += 1
     assert not gemm_kernel.measure.is_exact_in_part(out, a, b)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
+def test_all_have_a_time_of_each_round_and_come_after_each_other_as_often(count):
+    turns, told = [], []
+
+    class Call:
+        def __init__(self, number):
+            self.number = number
+
+        def time_ms(self):
+            turns.append(self.number)
+            return 100.0 * self.number + (len(turns) - 1) // count
+
+    rounds = 2 * count
+    calls = [Call(number) for number in range(count)]
+    times = gemm_kernel.measure.interleaved_ms(calls, rounds, told.append)
+    assert times == [[100.0 * number + round for round in range(rounds)] for number in range(count)]
+    assert told == turns
+    after = collections.Counter()
+    for first in range(0, len(turns), count):
+        order = turns[first : first + count]
+        assert sorted(order) == list(range(count))
+        after.update(zip(order, order[1:]))
+    assert set(after.values()) <= {2}
+    assert len(after) == count * (count - 1)
 
 
 def test_if_nothing_runs_there_is_an_error_and_no_file(device, tuned_dir, monkeypatch):

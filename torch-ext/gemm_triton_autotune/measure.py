@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import statistics
 import time
@@ -116,13 +117,29 @@ def interleaved_ms(
     rounds: int,
     on_turn: Callable[[int], None] = lambda index: None,
 ) -> list[list[float]]:
-    """``rounds`` times of each, taken in turn: a card slows as it warms, and so slows all of them."""
+    """``rounds`` times of each.
+
+    In turn, since a card slows as it warms, and so slows all of them; in another order each round, since what ran
+    before is part of a time.
+    """
     times: list[list[float]] = [[] for _ in calls]
-    for _ in range(rounds):
-        for index, (call, own) in enumerate(zip(calls, times)):
+    for _, order in zip(range(rounds), _orders(len(calls))):
+        for index in order:
             on_turn(index)
-            own.append(call.time_ms())
+            times[index].append(calls[index].time_ms())
     return times
+
+
+def _orders(count: int) -> Iterator[list[int]]:
+    """Orders of ``count`` things, so that each comes after each of the others once in ``count`` of them, or twice in
+    twice as many if it is odd.
+
+    The balanced squares of E. J. Williams, Australian Journal of Scientific Research A 2 (1949), 149.
+    """
+    first = [count - 1 - i // 2 if i % 2 else i // 2 for i in range(count)]
+    for shift in itertools.count():
+        order = [(index + shift) % count for index in first]
+        yield order[::-1] if shift // count % 2 else order
 
 
 def do_bench_timer(fn: Callable[[], Any]) -> float:
