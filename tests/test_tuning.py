@@ -197,6 +197,29 @@ def test_one_wrong_element_in_the_first_or_last_row_is_seen(device, M, at):
     assert not gemm_kernel.measure.is_exact_in_part(out, a, b)
 
 
+def test_the_gpu_is_busy_while_the_host_queues_what_is_timed(monkeypatch):
+    queued = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            queued.append(self)
+
+        def synchronize(self):
+            assert queued[-1] is self
+
+        def elapsed_time(self, ended):
+            return queued.index(ended) - queued.index(self)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: queued.append("busy"))
+    assert gemm_kernel.measure.elapsed_ms(lambda: queued.append("timed")) == 2
+    assert queued[0] == "busy"
+    assert queued[2] == "timed"
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
 def test_all_have_a_time_of_each_round_and_come_after_each_other_as_often(count):
     turns, told = [], []
