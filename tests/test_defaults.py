@@ -238,6 +238,28 @@ def test_a_default_that_cannot_be_launched_gives_way_and_is_not_tried_again(
     assert tuning.default_config(40, 48, 64, device) == two_defaults[1]
 
 
+def test_what_a_capture_forbids_gives_up_no_configuration(
+    two_defaults, device, tuned_dir, monkeypatch
+):
+    # Another thread's capture, in torch's default mode, forbids this one to allocate or to load a kernel.
+    entry = {**two_defaults[1], "num_stages": 1}
+    write(tuned_dir, {"40": entry}, n=48, k=64)
+    launch = gemm_kernel.kernels.launch_gemm_kernel
+
+    def forbidden(*_):
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    a = torch.randn(40, 64, dtype=torch.float16, device=device)
+    b = torch.randn(64, 48, dtype=torch.float16, device=device)
+    monkeypatch.setattr(gemm_kernel.kernels, "launch_gemm_kernel", forbidden)
+    with pytest.raises(RuntimeError, match="capturing"):
+        gemm_kernel.gemm(a, b)
+    monkeypatch.setattr(gemm_kernel.kernels, "launch_gemm_kernel", launch)
+    assert_product(gemm_kernel.gemm(a, b), a, b)
+    assert tuning.get_config(40, 48, 64, device) == entry
+    assert not tuning._failed_defaults
+
+
 def test_an_entry_that_is_the_last_default_gives_way_as_any_other(
     two_defaults, device, tuned_dir, monkeypatch
 ):

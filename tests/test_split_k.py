@@ -53,6 +53,7 @@ def events(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", current)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return events
 
 
@@ -130,7 +131,20 @@ def test_small_partials_are_kept_for_their_stream(partials_of):
 def test_kept_partials_are_nobody_elses_any_more(partials_of, events):
     # They may be used on another stream than the one for which their memory was given out.
     partials_of(10)
-    assert events == ["on a stream", "allocate", "off it", "wait"]
+    assert events == ["on a stream", "allocate", "wait", "off it"]
+
+
+def test_what_is_kept_is_not_made_on_a_stream_that_another_thread_captures(
+    partials_of, events, monkeypatch
+):
+    # Torch hands out 32 streams in turn, so a new one may be in use.
+    capturing = iter([True, True, False])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: next(capturing))
+    partials_of(10)
+    assert events == [*["on a stream", "off it"] * 2, "on a stream", "allocate", "wait", "off it"]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="no stream"):
+        partials_of(10, stream=8)
 
 
 def test_the_number_of_kept_partials_has_an_end(partials_of):

@@ -122,7 +122,7 @@ class _TunedConfigsCache:
         self.forget()
 
 
-# What calls with the same kind of operands do, by that kind: filled by `op`, and forgotten with the files.
+# What calls with the same kind of operands do, by that kind: filled by `calls`, and forgotten with the files.
 call_plans: dict[tuple, Any] = {}
 
 
@@ -176,7 +176,13 @@ def _report(tuned: TunedConfigs, problems: dict[str, str]) -> tuple[int, str]:
         return logging.INFO, f"Using tuned GEMM configurations from {tuned.path}."
     shown = [f"M={key}: {reason}" if key else reason for key, reason in list(problems.items())[:3]]
     more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-    rest = f"Its other {len(tuned)} entries are used" if tuned else "The default is used instead"
+    rest = "The default is used instead"
+    if tuned:
+        rest = (
+            f"Its other {len(tuned)} entries are used"
+            if len(tuned) > 1
+            else "Its other entry is used"
+        )
     return (
         logging.WARNING,
         f"Tuned GEMM file {tuned.path} cannot be used as it is: {'; '.join(shown)}{more}. {rest}.",
@@ -272,6 +278,9 @@ def launch_tuned(
         # Whatever went wrong (shared memory, registers, a fault of the compiler), an entry of a file is
         # not worth a failed call: the next nearest takes over, and in the end the defaults.
         except Exception as error:
+            # Nor is it what a capture forbids, of this or another thread: to allocate, or to load a kernel.
+            if "captur" in str(error):
+                raise
             failed.append((config, error))
         else:
             defaults = default_configs(M, N, K, device_properties(a.device), layout)
@@ -338,6 +347,9 @@ def tune_gemm(
     dtype: float16 or bfloat16, which share a file: for an M measured in both, the later one stays. By
     default bfloat16 where the device computes it.
     save_dir: by default the user's cache, which every process of this user searches.
+    layout: "NT" where b is the transpose of an (N, K) weight, as in ``gemm(x, weight.t())`` and nn.Linear; "NN" for a
+    row-major b (K, N).
+    device: None is the current one.
     candidates: configurations, or a function of M that gives them; by default `candidate_configs`. Always
     measured besides: `default_config`, first, and last what the file has for this M and those beside it.
     timer: ``timer(fn)`` gives the milliseconds of ``fn()``, which then runs in this process; by default
@@ -371,6 +383,9 @@ def tune_gemm(
     if outranking is not None:
         hides = f"{outranking} is searched before {target.path} and hides it."
         logger.warning("%s", printable(hides))
+    elif not is_searched(target.path):
+        unseen = f"No call searches {target.path.parent}; add it to GEMM_TUNED_CONFIG_DIR."
+        logger.warning("%s", printable(unseen))
     return target.path
 
 
@@ -451,6 +466,12 @@ def outranked_by(path: Path) -> Path | None:
         if directory != _CONFIGS_DIR and os.path.isfile(directory / path.name):
             return directory / path.name
     return None
+
+
+def is_searched(path: Path) -> bool:
+    """Does look-up search the folder of ``path``?"""
+    folder = os.path.realpath(path.parent)
+    return any(os.path.realpath(directory) == folder for directory in search_path())
 
 
 def _default_save_dir() -> Path:

@@ -29,6 +29,8 @@ _LINE = 32
 # further streams, are allocated at each launch.
 _KEPT_PARTIALS = 1 << 20
 _MAX_KEPT = 16
+# More than torch has.
+_MAX_STREAMS = 64
 
 # A device, a stream and the capture on it, 0 for none.
 _Owner = tuple[int, int, int]
@@ -152,11 +154,15 @@ def _apart(allocate: Callable[[torch.device], torch.Tensor], device: torch.devic
     """
 
     def allocate_and_wait() -> torch.Tensor:
-        stream = torch.cuda.Stream(device)
-        with torch.cuda.stream(stream):
-            memory = allocate(device)
-        stream.synchronize()
-        return memory
+        for _ in range(_MAX_STREAMS):
+            stream = torch.cuda.Stream(device)
+            with torch.cuda.stream(stream):
+                # Torch hands out the same streams in turn, and another thread may be capturing on this one.
+                if not torch.cuda.is_current_stream_capturing():
+                    memory = allocate(device)
+                    stream.synchronize()
+                    return memory
+        raise RuntimeError("split-K finds no stream for its memory that is not being captured")
 
     with ThreadPoolExecutor(max_workers=1) as executor:
         return executor.submit(allocate_and_wait).result()
