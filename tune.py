@@ -1,6 +1,6 @@
 """Tune the GEMM for weight shapes on this machine's GPU and write their files into the source tree.
 
-    LOCAL_KERNELS=kernels-test/gemm-triton-autotune=build python tune.py --n 4096 --k 4096
+    LOCAL_KERNELS=kernels-test/gemm-triton-autotune=$PWD python tune.py --n 4096 --k 4096
     LOCAL_KERNELS=... torchrun --nproc-per-node 8 -- tune.py --model meta-llama/Llama-3.1-8B --tp 1 8
 
 `LOCAL_KERNELS` decides which copy of the kernel is tuned. Each M is saved as soon as it is measured, and
@@ -61,7 +61,6 @@ def _parser() -> _Parser:
         "--tp",
         type=_positive,
         nargs="+",
-        default=[1],
         metavar="GPUS",
         help="with --model: as it is split over so many GPUs (default: 1)",
     )
@@ -70,7 +69,7 @@ def _parser() -> _Parser:
         type=_positive,
         nargs="+",
         action="extend",
-        help="values of M to tune, beside those that the file has (default: 20 from 1 to 8192)",
+        help="values of M to tune; what the file has of others stays (default: 20 from 1 to 8192)",
     )
     what.add_argument(
         "--layout",
@@ -83,7 +82,9 @@ def _parser() -> _Parser:
     how.add_argument("--force", action="store_true", help="measure again what was measured before")
     mode = how.add_mutually_exclusive_group()
     mode.add_argument(
-        "--exhaustive", action="store_true", help="measure candidates that are not expected to win"
+        "--exhaustive",
+        action="store_true",
+        help="measure candidates that are not expected to win, too",
     )
     mode.add_argument(
         "--recheck",
@@ -111,7 +112,7 @@ def _load_kernel(parser: _Parser):
     # Offline, untrusted, no variant for this machine, a broken build: each has its own exception.
     except Exception as error:
         parser.error(
-            f"cannot load {REPO_ID} ({report.first_line(error)}); run `make build` and set LOCAL_KERNELS={REPO_ID}=build"
+            f"cannot load {REPO_ID} ({report.first_line(error)}); run `make build` and set LOCAL_KERNELS={REPO_ID}=$PWD"
         )
 
 
@@ -131,7 +132,7 @@ def _weights(kernel: Any, arguments: argparse.Namespace) -> list[shapes.Layer]:
     if arguments.shapes is not None:
         layers += shapes.read_shapes(arguments.shapes)
     if arguments.model is not None:
-        layers += shapes.model_layers(arguments.model, arguments.tp)
+        layers += shapes.model_layers(arguments.model, arguments.tp or (1,))
     if not layers and arguments.recheck:
         layers = _measured_weights(kernel, arguments.save_dir)
     if not layers:
@@ -174,14 +175,19 @@ def _show(
     print(f"\n{report.results_table(rows)}")
     counts = "".join(f", {n} skipped: {reason}" for reason, n in recorder.skipped.items())
     print(f"\n{recorder.candidates} candidates measured{counts}")
-    for target, job in zip(targets, todo):
-        if not job.Ms:
+    in_source_tree = arguments.save_dir.resolve() == CONFIGS_DIR
+    for target, job, finished in zip(targets, todo, recorder.finished):
+        if not job.Ms and arguments.recheck:
+            print(f"{target.path} has no measurements of these M that could be ranked again")
+        elif not job.Ms:
             print(f"{target.path} was measured before; --force measures again")
-            continue
-        print(f"wrote {target.path}")
-        hiding = kernel.tuning.outranked_by(target.path)
-        if hiding is not None:
-            print(f"{hiding} is searched before it and hides it")
+        elif finished:
+            print(f"wrote {target.path}")
+            hiding = kernel.tuning.outranked_by(target.path)
+            if hiding is not None:
+                print(f"{hiding} is searched before it and hides it")
+            elif not (in_source_tree or kernel.tuning.is_searched(target.path)):
+                print(f"no call searches {target.path.parent}; add it to GEMM_TUNED_CONFIG_DIR")
     if arguments.json is not None:
         report.write_json(arguments.json, device, rows)
     if arguments.plot is not None and rows:
@@ -203,8 +209,29 @@ def _coverage(kernel: Any, layers: Sequence[shapes.Layer], save_dir: Path) -> li
     return rows
 
 
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for what would be left out without a word, or could not be written in the end."""
+    if arguments.tp and arguments.model is None:
+        raise ValueError("--tp is for --model")
+    if arguments.recheck and arguments.force:
+        raise ValueError("--recheck measures again in any case; drop --force")
+    for option in ("json", "plot"):
+        path = getattr(arguments, option)
+        if path is None:
+            continue
+        if arguments.list or arguments.check is not None:
+            raise ValueError(f"--{option} is for what is measured; drop it or --list and --check")
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"--{option} expects a file in a folder that exists, got {path}")
+    if arguments.plot is not None:
+        report.check_plot(arguments.plot)
+
+
 def _check(kernel: Any, files: Sequence[Path]) -> int:
-    files = list(files) or sorted(CONFIGS_DIR.glob("*.json"))
+    found = [sorted(file.glob("*.json")) if file.is_dir() else [file] for file in files]
+    files = (
+        [path for paths in found for path in paths] if files else sorted(CONFIGS_DIR.glob("*.json"))
+    )
     findings = lint.check_files(kernel, files)
     print(lint.summary(findings, len(files)))
     return 1 if findings else 0
@@ -218,9 +245,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     kernel = _load_kernel(parser)
-    if arguments.check is not None:
-        return _check(kernel, arguments.check)
     try:
+        _check_options(arguments)
+        if arguments.check is not None:
+            return _check(kernel, arguments.check)
         ranks = Ranks() if is_distributed() and not arguments.list else None
         if ranks is not None and torch.cuda.is_available():
             torch.cuda.set_device(ranks.local_rank)
@@ -240,8 +268,6 @@ def _mode(arguments: argparse.Namespace) -> str:
 
 def _tune(kernel: Any, ranks: Ranks | None, arguments: argparse.Namespace) -> int:
     layers = _weights(kernel, arguments)
-    if arguments.plot is not None:
-        report.import_pyplot()
     device = kernel.tuning.device_name()
     if arguments.list:
         print(report.coverage_table(_coverage(kernel, layers, arguments.save_dir)))
@@ -281,7 +307,8 @@ def _tune(kernel: Any, ranks: Ranks | None, arguments: argparse.Namespace) -> in
     recorder.progress.close()
     _show(kernel, device, targets, todo, recorder, arguments)
     print(f"took {time.monotonic() - started:.1f} s")
-    if any(job.Ms for job in todo) and arguments.save_dir.resolve() == CONFIGS_DIR:
+    # What is from the interpreter is never put there.
+    if any(recorder.finished) and arguments.save_dir.resolve() == CONFIGS_DIR and device != "CPU":
         print("`make build` puts what was written into the package.")
     missing = sum(len(job.Ms) - done for job, done in zip(todo, recorder.finished))
     for rank in dead:

@@ -117,10 +117,16 @@ def compare_point(
     return {**row, "missing": missing} if missing else row
 
 
+def _weight(text: str) -> tuple[int, int]:
+    N, _, K = text.partition("x")
+    if not (N.isdecimal() and K.isdecimal()):
+        raise argparse.ArgumentTypeError(f"expects NxK, as in 14336x4096, got {text!r}")
+    return int(N), int(K)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    suite = [f"{N}x{K}" for N, K in SUITE]
-    parser.add_argument("--shapes", nargs="+", default=suite, metavar="NxK")
+    parser.add_argument("--shapes", nargs="+", type=_weight, default=list(SUITE), metavar="NxK")
     parser.add_argument("--m", type=int, nargs="+", default=list(tuning.TUNED_MS))
     parser.add_argument("--layouts", nargs="+", choices=("NN", "NT"), default=["NT", "NN"])
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
@@ -148,7 +154,7 @@ def main() -> int:
     device = tuning.resolve_device(None)
     dtype = getattr(torch, arguments.dtype)
     weights = [
-        gemm_kernel.bench.Problem(*map(int, shape.split("x")), layout, arguments.dtype)
+        gemm_kernel.bench.Problem(*shape, layout, arguments.dtype)
         for shape in arguments.shapes
         for layout in arguments.layouts
     ]

@@ -43,6 +43,10 @@ def headline(kept: Mapping[str, Mapping[str, Any]]) -> str:
             f"No point is slower than `torch.mm` by more than 3 %; the slowest is at {min(row['ratio'] for row in rows):.3f}."
         )
     lines.append(tables.band_table(rows))
+    lines.append(
+        "The floor is what all bytes take at the speed of a copy, or all multiply-adds at the rate of a large "
+        "`torch.mm`, whichever is longer."
+    )
     lines.append("![torch.mm's time over gemm's, over M](benchmarks/plots/ratio.png)")
     more = [
         sentence

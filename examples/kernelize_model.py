@@ -1,6 +1,8 @@
 """Every nn.Linear of a transformers model through this kernel, without a change to the model's code.
 
-LOCAL_KERNELS=kernels-test/gemm-triton-autotune=$PWD python examples/kernelize_model.py
+    LOCAL_KERNELS=kernels-test/gemm-triton-autotune=$PWD python examples/kernelize_model.py
+
+After `make build`; without a GPU with TRITON_INTERPRET=1, in a small size.
 """
 
 import torch

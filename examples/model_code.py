@@ -1,6 +1,8 @@
 """gemm in model code of your own.
 
-LOCAL_KERNELS=kernels-test/gemm-triton-autotune=$PWD python examples/model_code.py
+    LOCAL_KERNELS=kernels-test/gemm-triton-autotune=$PWD python examples/model_code.py
+
+After `make build`; without a GPU with TRITON_INTERPRET=1, in a small size.
 """
 
 import torch

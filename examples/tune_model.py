@@ -1,6 +1,8 @@
 """Tuned files for every weight of a model that has none yet, in your own cache.
 
-LOCAL_KERNELS=kernels-test/gemm-triton-autotune=$PWD python examples/tune_model.py
+    LOCAL_KERNELS=kernels-test/gemm-triton-autotune=$PWD python examples/tune_model.py
+
+After `make build`; without a GPU with TRITON_INTERPRET=1, in a small size.
 """
 
 import torch
@@ -19,6 +21,8 @@ Ms = (1, 16, 2048) if on_gpu else (1, 4)
 shapes = {tuple(m.weight.shape) for m in model.modules() if isinstance(m, torch.nn.Linear)}
 for N, K in sorted(shapes):
     # A layer multiplies with the transpose of its weight: layout NT.
-    if "tuned, from" not in gemm_kernel.explain(M=Ms[0], N=N, K=K, layout="NT"):
+    # Where there is none, a file for the other layout serves.
+    name = gemm_kernel.tuning.config_file_name(N, K, layout="NT")
+    if f"{name}, entry" not in gemm_kernel.explain(M=Ms[0], N=N, K=K, layout="NT"):
         print(f"wrote {gemm_kernel.tune_gemm(N=N, K=K, Ms=Ms, layout='NT')}")
     print(gemm_kernel.explain(M=Ms[0], N=N, K=K, layout="NT"))

@@ -89,7 +89,21 @@ def test_an_m_that_fails_is_named_and_decides_the_status(command, tmp_path, caps
 
     monkeypatch.setattr(gemm_kernel.tuning.search, "search", limited)
     assert command.main([*SHAPE, "--save-dir", str(tmp_path), "--m", "1", "16"]) == 1
-    assert "M=16 was not tuned: CUDA out of memory" in capsys.readouterr().err
+    output = capsys.readouterr()
+    assert "M=16 was not tuned: CUDA out of memory" in output.err
+    assert "wrote" in output.out
+    # Nothing of this weight was finished, so nothing was written.
+    assert command.main([*SHAPE, "--save-dir", str(tmp_path / "new"), "--m", "16"]) == 1
+    assert "wrote" not in capsys.readouterr().out
+
+
+def test_a_folder_that_no_call_searches_is_named(command, tmp_path, capsys, monkeypatch):
+    options = [*SHAPE, "--save-dir", str(tmp_path), "--m"]
+    assert command.main([*options, "1"]) == 0
+    assert f"no call searches {tmp_path}" in capsys.readouterr().out
+    monkeypatch.setenv("GEMM_TUNED_CONFIG_DIR", str(tmp_path))
+    assert command.main([*options, "16"]) == 0
+    assert "no call searches" not in capsys.readouterr().out
 
 
 def _candidates_measured(text):
@@ -114,6 +128,8 @@ def test_recheck_ranks_what_was_best_and_nothing_else(command, tmp_path, capsys,
     assert [found.space for found in after.values()] == [found.space for found in before.values()]
     assert command.main(["--recheck", *options, "--m", "16"]) == 0
     assert measured_ms(capsys.readouterr().err) == [16]
+    assert command.main(["--recheck", *options, "--m", "40"]) == 0
+    assert "has no measurements of these M" in capsys.readouterr().out
 
 
 def test_shapes_of_a_file_are_tuned_and_listed(command, tmp_path, capsys):
@@ -139,6 +155,13 @@ BAD = {
     "nothing to recheck": (["--recheck", "--save-dir", "/nowhere"], "no measurements of this device"),
     "no such file": (["--shapes", "/nowhere"], "No such file"),
     "two modes": ([*SHAPE, "--recheck", "--exhaustive"], "not allowed with"),
+    "no model": ([*SHAPE, "--tp", "2"], "--tp is for --model"),
+    "forced recheck": (["--recheck", "--force"], "drop --force"),
+    "list into a file": ([*SHAPE, "--list", "--json", "x.json"], "--json is for what is measured"),
+    "check into a plot": (["--check", "--plot", "x.png"], "--plot is for what is measured"),
+    "no such folder": ([*SHAPE, "--json", "/nowhere/x.json"], "a folder that exists"),
+    "no such picture": ([*SHAPE, "--plot", "x.foo"], "expects a file of type"),
+    "no such path": (["--model", "/nowhere"], "there is no /nowhere"),
 }
 # fmt: on
 
@@ -246,7 +269,10 @@ def test_models_of_transformers(tmp_path):
         config.save_pretrained(folder)
         layers = shapes.model_layers(str(folder), (1, 8))
         found[config.model_type] = {(layer.N, layer.K, layer.layout) for layer in layers}
-        assert shapes.model_layers(str(folder / "config.json"), (1, 8)) == layers
+        # A file is what is asked for, whatever it is called and whatever lies beside it.
+        other = (folder / "config.json").rename(tmp_path / f"{config.model_type}.json")
+        (tmp_path / "config.json").write_text("{}")
+        assert shapes.model_layers(str(other), (1, 8)) == layers
     # the shapes of vLLM's and SGLang's products
     assert found["llama"] == {
         (32000, 4096, "NT"), (6144, 4096, "NT"), (4096, 4096, "NT"), (28672, 4096, "NT"), (4096, 14336, "NT"),
@@ -331,8 +357,12 @@ def test_the_linter_reads_measurements(tmp_path):
 
 def test_what_ships_has_nothing_to_object_to(command, capsys):
     assert command.main(["--check"]) == 0
-    assert "nothing to object to" in capsys.readouterr().out
+    files = capsys.readouterr().out
+    assert "nothing to object to" in files
+    assert command.main(["--check", str(command.CONFIGS_DIR)]) == 0
+    assert capsys.readouterr().out == files
     assert command.main(["--check", str(ROOT / "nowhere.json")]) == 1
+    assert capsys.readouterr().out.count("nowhere.json") == 1
 
 
 def rows():

@@ -49,7 +49,7 @@ def check_files(kernel: Any, files: Sequence[Path]) -> list[str]:
             contents[path] = kernel.tuned_file.read_json(path)
         except (OSError, ValueError, RecursionError) as error:
             if path in files:
-                findings.append(f"{path}: {error}")
+                findings.append(f"{path}: {getattr(error, 'strerror', None) or error}")
     for path in files:
         if path in contents:
             findings += [f"{path}: {text}" for text in _check(kernel, path, contents)]
@@ -163,5 +163,7 @@ def _properties(kernel: Any, device: str | None, measured: Iterable[Any]) -> Any
 
 def summary(findings: Sequence[str], count: int) -> str:
     """The findings and one line that sums them up."""
-    verdict = f"{len(findings)} findings" if findings else "nothing to object to"
-    return "\n".join([*findings, f"{count} tuned files: {verdict}"])
+    found = "1 finding" if len(findings) == 1 else f"{len(findings)} findings"
+    verdict = found if findings else "nothing to object to"
+    files = "1 tuned file" if count == 1 else f"{count} tuned files"
+    return "\n".join([*findings, f"{files}: {verdict}"])

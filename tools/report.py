@@ -106,6 +106,16 @@ def import_pyplot() -> Any:
     return pyplot
 
 
+def check_plot(path: Path) -> None:
+    """Raises: ValueError where matplotlib is not installed, or writes no such file."""
+    import_pyplot()
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise ValueError(f"--plot expects a file of type {', '.join(sorted(known))}, got {path}")
+
+
 def plot(path: Path, device: str, rows: Sequence[Row]) -> None:
     """For each weight times over M, and below them how many times as fast as torch.mm that is."""
     pyplot = import_pyplot()

@@ -68,10 +68,10 @@ def model_layers(name: str, tensor_parallel: Sequence[int] = (1,)) -> list[Layer
         from transformers import AutoConfig
     except ImportError:
         raise ValueError("--model needs transformers; run `pip install transformers`") from None
-    path = Path(name)
-    source = path.parent if path.is_file() else name
+    if name.startswith(("/", ".")) and not Path(name).exists():
+        raise ValueError(f"--model expects a folder, a configuration or an id; there is no {name}")
     try:
-        config = AutoConfig.from_pretrained(source)
+        config = AutoConfig.from_pretrained(name)
         model = build_on_meta(config)
     # An id that is none, no network, an architecture that is not known: each has its own exception.
     except Exception as error:

@@ -23,14 +23,14 @@ def check_problem(Ms: Iterable[int], N: int, K: int, layout: str) -> None:
         except TypeError:
             valid = False
         if not valid:
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+            raise ValueError(f"{name} must be a positive integer below 2**40, got {value!r}")
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be one of {LAYOUTS}, got {layout!r}")
 
 
 def check_dtype(caller: str, dtype: torch.dtype) -> None:
     if dtype not in DTYPES:
-        given = str(dtype).replace("torch.", "", 1)
+        given = repr(dtype).replace("torch.", "", 1)
         raise ValueError(f"{caller} expects dtype float16 or bfloat16, got dtype {given}")
 
 

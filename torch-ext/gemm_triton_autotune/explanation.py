@@ -18,6 +18,9 @@ from .tuned_file import REACH, TunedConfigs
 def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: str = "NN") -> str:
     """Say in words which configuration a (M, K) @ (K, N) on ``device`` gets, from where, and why.
 
+    device: None is the current one.
+    layout: "NT" where b is the transpose of an (N, K) weight, as in ``gemm(x, weight.t())`` and nn.Linear; "NN" for a
+    row-major b (K, N).
     Raises: ValueError for arguments out of range.
     """
     device = resolve_device(device)

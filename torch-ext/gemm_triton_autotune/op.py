@@ -178,7 +178,14 @@ def gemm(
     if out is None:
         if bias is not None:
             check_shapes(a, b, out, bias)
-            return linear(a, b.t(), bias)
+            if is_compiling():
+                return linear(a, b.t(), bias)
+            try:
+                return linear(a, b.t(), bias)
+            except ValueError:
+                # The same under the names that the operands have here.
+                check_operands(a, b, None, bias)
+                raise
         if needs_gradient:
             return ops.gemm(a, b)
         return ops.gemm_forward(a, b) if is_compiling() else _forward(a, b)

@@ -30,7 +30,8 @@ _MAX_SERIES = 4
 # Of so many leaders the refinements are tried.
 _REFINED = 3
 # The least gain that the default is given up for. One kernel's times differ by 1.5 % from run to run, which no rounds
-# of one run show: on an H200 gains of less than 3 % were none on average when measured again (NOTES, section 26).
+# of one run show: on an H200 gains of less than 3 % were none on average when measured again (`benchmarks/NOTES.md`,
+# section 26).
 LEAST_GAIN = 0.03
 # Two others within this factor are as good.
 _SAME = 0.01

@@ -35,6 +35,9 @@ def warmup(
 ) -> list[Config]:
     """Compile every configuration that calls with a weight of this shape can get, before they come.
 
+    device: None is the current one.
+    layout: "NT" where b is the transpose of an (N, K) weight, as in ``gemm(x, weight.t())`` and nn.Linear; "NN" for a
+    row-major b (K, N).
     bias: for calls that have one, which are other kernels than those that have none.
     Runs one product for each, of as many rows as its M and at most 8192; calls with more rows may meet one
     more default.

@@ -88,7 +88,7 @@ def launch_gemm_kernel(
 
     Shapes: a (M, K), b (K, N), out (M, N), none of them empty; any strides, one dtype, one device.
     bias (N,), contiguous.
-    Operands and configuration are taken as checked (`op.py`, `config_problem`, `operand_problem`).
+    Operands and configuration are taken as checked (`operands.py`, `config_problem`, `operand_problem`).
     Returns: ``out``.
     """
     if INTERPRETED and out.dtype == torch.bfloat16:

@@ -108,19 +108,18 @@ def shared_memory(config: Mapping[str, Any]) -> int:
 
 
 def config_problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
-    size = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
-    if size not in _TILES:
-        tiles = ", ".join(f"{rows}x{columns}" for rows, columns in _TILES)
-        return f"has no {size[0]}x{size[1]} tile, only {tiles}"
     return (
-        gluon_problem(config, properties)
+        _problem(config, properties)
         or dependent_launch_problem(config, properties)
         or shared_memory_problem(shared_memory(config), properties)
     )
 
 
-def gluon_problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
-    """What stands against any of the kernels that are written in Gluon for Hopper, or None."""
+def _problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
+    size = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
+    if size not in _TILES:
+        tiles = ", ".join(f"{rows}x{columns}" for rows, columns in _TILES)
+        return f"has no {size[0]}x{size[1]} tile, only {tiles}"
     if config["num_warps"] != _NUM_WARPS:
         return (
             f"num_warps must be {_NUM_WARPS}, the warps of one consumer, got {config['num_warps']}"
@@ -165,9 +164,9 @@ def prepare(
         kernel=gluon_gemm_kernel,
         grid=(min(tiles, multiprocessors), 1, 1),
         operands=(
-            Described("a", describe(a, (rows, block_k))),
-            Described("b", describe(b.t() if b_is_nt else b, b_box)),
-            Described("out", describe(out, (rows, _chunk_columns(tile)))),
+            Described("a", _describe(a, (rows, block_k))),
+            Described("b", _describe(b.t() if b_is_nt else b, b_box)),
+            Described("out", _describe(out, (rows, _chunk_columns(tile)))),
             "b" if config.get("PREFETCH", 0) else None,
             "bias",
         ),
@@ -184,7 +183,7 @@ def prepare(
     )
 
 
-def describe(rows: torch.Tensor, box: tuple[int, int]) -> Callable[[torch.Tensor], Any]:
+def _describe(rows: torch.Tensor, box: tuple[int, int]) -> Callable[[torch.Tensor], Any]:
     """What makes the descriptor of a tensor whose rows are as these: all but its address is known before."""
     layout = NVMMASharedLayout(swizzle_byte_width=min(2 * box[1], 128), element_bitwidth=16, rank=2)
     first = TensorDescriptor(rows, list(rows.shape), [row_stride(rows), 1], list(box), layout)
