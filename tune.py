@@ -205,7 +205,7 @@ def _coverage(kernel: Any, layers: Sequence[shapes.Layer], save_dir: Path) -> li
         if path is not None:
             tuned, _ = kernel.tuned_file.read_tuned_file(path, properties)
             state = f"{len(tuned)} M from {min(tuned)} to {max(tuned)}" if tuned else "damaged file"
-        rows.append((layer.name or "", layer.N, layer.K, layer.layout, state))
+        rows.append((layer.name or "", layer.count, layer.N, layer.K, layer.layout, state))
     return rows
 
 

@@ -160,6 +160,6 @@ def plot(path: Path, device: str, rows: Sequence[Row]) -> None:
 
 
 def coverage_table(rows: Sequence[tuple]) -> str:
-    """(layer, N, K, layout, what there is) for each weight."""
-    headers = ("layer", "N", "K", "layout", "tuned on this device")
+    """(layer, how many there are, N, K, layout, what is tuned) for each weight."""
+    headers = ("layer", "times", "N", "K", "layout", "tuned on this device")
     return tabulate(rows, headers, tablefmt="github", disable_numparse=True)

@@ -5,6 +5,9 @@ kernels, about a microsecond, which a product of few rows takes ten of. While th
 bring the first blocks of b into L2: all reads and writes of the device meet there, so that whoever writes
 b before the wait is over writes what the loads after it find
 (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization).
+
+A wait is for the kernel before, and through its wait for those before that. So it rests on every kernel that is launched
+like this, of others too, to wait: one that never does lets the next begin before the one before it has ended.
 """
 
 from __future__ import annotations
