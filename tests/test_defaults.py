@@ -114,6 +114,52 @@ def test_hopper_gets_each_family_where_it_is_made_for(families):
     assert {family(config) for config in default_configs(4096, 4095, 4093, H200, "NT")} == {"tiled"}
 
 
+# fmt: off
+CHOICES = {
+    "as many rows as its tile": ((32, 28672, 4096, "NT"), {"kernel": "swap", "BLOCK_SIZE_M": 32}),
+    "a row more": ((33, 28672, 4096, "NT"), {"kernel": "gluon"}),
+    "one wave": ((32, 64 * 132, 4096, "NT"), {"BLOCK_SIZE_N": 64, "num_stages": 6}),
+    "a tile more than one wave": ((32, 64 * 133, 4096, "NT"), {"BLOCK_SIZE_N": 64, "num_stages": 4}),
+    "parts of K that are long enough": ((1, 768, 2048, "NN"), {"SPLIT_K": 4, "PDL": 2}),
+    "a K that is too short for them": ((1, 256, 1000, "NN"), {"SPLIT_K": None, "PDL": 1}),
+    "columns that TMA does not take": ((48, 4095, 4096, "NN"), {"kernel": "swap"}),
+    "columns that Gluon does not take": ((512, 4095, 4096, "NT"), {"kernel": "tma", "BLOCK_SIZE_M": 128}),
+    "one column of tiles": ((1025, 64, 1024, "NT"), {"kernel": "gluon"}),
+    "a row": ((1, 4096, 4096, "NT"), {"kernel": "gemv", "BLOCK_SIZE_N": 2, "BLOCK_SIZE_K": 1024}),
+    "a row that a longer tile pads": ((1, 16896, 512, "NT"), {"kernel": "gemv", "BLOCK_SIZE_N": 4, "BLOCK_SIZE_K": 512}),
+    "the largest small weight": ((1, 4096, 4096, "NN"), {"kernel": "swap", "PDL": 1, "PREFETCH": 2}),
+    "a larger one": ((1, 4096, 4104, "NN"), {"kernel": "swap", "PDL": 2, "PREFETCH": None}),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
+@pytest.mark.parametrize("name", CHOICES)
+def test_hopper_s_choice_where_another_one_begins(families, name):
+    shape, expected = CHOICES[name]
+    M, N, K, layout = shape
+    config = default_configs(M, N, K, H200, layout)[0]
+    if gemm_kernel.kernels.dependent_launch.gdc_wait is None:
+        expected = {**expected, "PDL": None, "PREFETCH": None}
+    assert {key: config.get(key) for key in expected} == expected
+
+
+def test_few_rows_get_small_tiles_on_other_devices():
+    def tile(M, N, K):
+        config = default_configs(M, N, K, DEVICES["sm_89"], "NT")[0]
+        return config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
+
+    assert tile(1, 4096, 4096) == (16, 32)
+    assert tile(257, 1280, 8192) == (64, 128)
+
+
+def test_what_is_fetched_ahead_is_a_block_at_least_and_only_before_an_early_start():
+    tile = {**conservative_config(64), "kernel": "tma", "BLOCK_SIZE_N": 320, "BLOCK_SIZE_K": 64}
+    fetching = gemm_kernel.defaults._for_small_weight
+    assert fetching({**tile, "PDL": 2}, 4096, 4096) == {**tile, "PDL": 2, "PREFETCH": 1}
+    assert fetching(tile, 4096, 4096) == tile
+
+
 @pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
 @pytest.mark.parametrize("layout", ["NN", "NT"])
 def test_no_width_of_a_weight_is_left_to_the_plain_kernel(families, layout):

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import kernels
 import pytest
@@ -220,6 +221,38 @@ def test_a_sparse_file_is_not_read(device, tuned_dir, caplog):
     assert f"{1 << 40} bytes" in caplog.text
 
 
+def test_no_more_is_read_than_a_file_may_have(tmp_path, monkeypatch):
+    # As one that grows meanwhile, or says that it has no size.
+    path = tmp_path / "file.json"
+    path.write_text(" " * tuned_file._MAX_BYTES + json.dumps({"1": GOOD}))
+    mode = path.stat().st_mode
+    monkeypatch.setattr(os, "fstat", lambda _: SimpleNamespace(st_mode=mode, st_size=0))
+    tuned, problems = tuned_file.read_tuned_file(path, DEVICES[0])
+    assert (dict(tuned), list(problems)) == ({}, [""])
+
+
+def test_a_key_that_occurs_twice_leaves_nothing_to_go_by(tmp_path):
+    path = tmp_path / "file.json"
+    for text in (json.dumps({"1": GOOD})[1:-1], '"16": {"num_warps": 4, "num_warps": 8}'):
+        path.write_text("{" + ", ".join([text] * 2) + "}")
+        tuned, problems = tuned_file.read_tuned_file(path, DEVICES[0])
+        assert dict(tuned) == {}
+        assert problems[""].endswith("occurs more than once")
+
+
+def test_no_file_is_where_a_folder_of_the_search_path_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert tuned_file.read_tuned_file(tmp_path / "file" / "name.json", DEVICES[0]) is None
+
+
+def test_an_m_in_digits_of_another_script_is_no_m(tmp_path):
+    path = tmp_path / "file.json"
+    path.write_text(json.dumps({"1٢": GOOD}))
+    tuned, problems = tuned_file.read_tuned_file(path, DEVICES[0])
+    assert dict(tuned) == {}
+    assert list(problems.values()) == ["M must be a positive number in plain digits"]
+
+
 # fmt: off
 IN_ITS_PLACE = {
     "a folder": lambda path: path.mkdir(),
@@ -353,6 +386,12 @@ def test_the_nearest_m_is_the_nearest(Ms, M):
     if other is not None:
         nearest = min(abs(math.log(m / M)) for m in others)
         assert math.isclose(abs(math.log(other / M)), nearest, abs_tol=1e-12)
+
+
+def test_at_a_tie_the_smaller_m_is_the_nearest():
+    tuned = tuned_file.TunedConfigs(Path("x"), {M: {"M": M} for M in (16, 32, 64)})
+    assert tuned.nearest(32, lambda config: config["M"] != 32) == 16
+    assert tuned_file.TunedConfigs(Path("x"), {16: GOOD, 64: GOOD}).nearest(32) == 16
 
 
 def _out_of_reach(M, Ms):

@@ -270,10 +270,22 @@ class ScratchLauncher(SpreadLauncher):
     global_scratch_size = 128
 
 
+class ProfiledLauncher(SpreadLauncher):
+    profile_scratch_size = 128
+
+
+class ShortLauncher(PackedLauncher):
+    """One that leaves out an argument that its kernel does not need."""
+
+    def __call__(self, *arguments):
+        PackedLauncher.__call__(self, *arguments[:-1])
+
+
 class TwiceLauncher(SpreadLauncher):
     def __call__(self, *arguments):
-        super().__call__(*arguments)
-        super().__call__(*arguments)
+        # Not by `super`, which refuses who listens in its place.
+        SpreadLauncher.__call__(self, *arguments)
+        SpreadLauncher.__call__(self, *arguments)
 
 
 class TurningLauncher(Launcher):
@@ -338,6 +350,7 @@ class SomeTensor:
         (SpreadLauncher, True),
         (PackedLauncher, True),
         (ScratchLauncher, False),
+        (ProfiledLauncher, False),
         (TwiceLauncher, False),
         (TurningLauncher, False),
         (RefusingLauncher, False),
@@ -362,6 +375,10 @@ def test_the_compiled_function_gets_what_the_launcher_would_give_it(
             tuple(getattr(value, "address", value) for value in call) for call in run.calls
         ]
     assert run.calls == expected
+
+
+def test_a_launcher_that_leaves_an_argument_out_is_left_to_it(driver):
+    assert not isinstance(keep(ShortLauncher()), kept_launch._DirectLaunch)
 
 
 @pytest.mark.parametrize("launcher", [PackedLauncher, ScratchLauncher])
@@ -411,6 +428,12 @@ def test_a_launch_is_for_the_current_device(driver, monkeypatch):
     # A single device is always the current one.
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert keep(SpreadLauncher()).is_possible()
+
+
+def test_a_profiler_is_asked_for_at_each_launch(driver, monkeypatch):
+    kept = keep(SpreadLauncher())
+    monkeypatch.setattr(kept_launch, "launch_hooks_installed", lambda: True)
+    assert not kept.is_possible()
 
 
 class Descriptor:
@@ -499,6 +522,69 @@ def test_triton_launches_descriptors_as_it_is_listened_to(driver, encoded):
             kept(a, b, out, None, (a.address, b.address, out.address, None))
             assert plain(calls[-1]) == plain(calls[-2])
         assert sorted(encoded) == [a.address, b.address]
+
+
+def test_descriptors_that_are_not_one_object_each_are_left_to_triton(driver):
+    class Spreading(SpreadLauncher):
+        def __init__(self):
+            super().__init__()
+            launcher = self.launch
+
+            def encode(*arguments):
+                return launcher(*(getattr(value, "base", value) for value in arguments))
+
+            self.launch = encode
+
+    run = Spreading()
+    kept = keep(run, (launching.Described("a", Descriptor), "b", "out"))
+    a, b, out = on_device_3(1)
+    kept(a, b, out, None, (a.address, b.address, out.address, None))
+    assert a in run.calls[-1]
+
+
+@launches_directly
+def test_an_encoded_descriptor_serves_its_kernel_shape_and_strides_alone(
+    driver, encoded, monkeypatch
+):
+    for name in ("_encoded", "_described", "_filled"):
+        monkeypatch.setattr(kept_launch, name, {})
+    run, calls = installed_launcher(["tensordesc<bf16[64, 64]>"] * 2 + ["*bf16"] + ["i32"] * 4)
+    described = launching.Described("a", Descriptor), launching.Described("b", Descriptor), "out"
+    launch = launching.Launch("kernel", (5, 1, 1), described, ARGUMENTS)
+
+    def newly_encoded(compiled, *shapes):
+        tensors = on_device_3(1)
+        for tensor, shape in zip(tensors, shapes):
+            tensor.shape = torch.Size(shape)
+        kept = kept_launch.keep_launch(launch, compiled, *tensors)
+        encoded.clear()
+        kept(*tensors, None, (*(tensor.address for tensor in tensors), None))
+        return sorted(encoded)
+
+    one, other = Compiled(run), Compiled(run)
+    both = [tensor.address for tensor in on_device_3(1)[:2]]
+    assert newly_encoded(one) == both
+    assert newly_encoded(one) == []
+    assert newly_encoded(other) == both
+    assert newly_encoded(one, (32, 128)) == both
+    assert newly_encoded(one, (64, 128), (32, 128)) == both
+    monkeypatch.setattr(SomeTensor, "stride", lambda self: (256, 1))
+    assert newly_encoded(one) == both
+
+
+@launches_directly
+def test_two_descriptors_of_one_address_are_two(driver, encoded, monkeypatch):
+    # They have blocks of their own.
+    monkeypatch.setattr(kept_launch, "_encoded", {})
+    run, calls = installed_launcher(["tensordesc<bf16[64, 64]>"] * 2 + ["*bf16"] + ["i32"] * 4)
+    described = (launching.Described(name, Descriptor) for name in "ab")
+    kept = keep(run, (*described, "out"))
+    square = SomeTensor(4096)
+    for seed in (1, 2):
+        out = on_device_3(seed)[2]
+        kept(square, square, out, None, (4096, 4096, out.address, None))
+        of_a, of_b = (value for value in calls[-1] if getattr(value, "address", None) == 4096)
+        assert of_a is not of_b
 
 
 @launches_directly

@@ -83,6 +83,8 @@ def test_of_entries_that_suit_the_nearest_is_used():
         assert entry_for(M, {64: ROWS_128, 128: ROWS_128}) == (64 if M * M <= 64 * 128 else 128)
     # A better tile far away is for another kind of product.
     assert entry_for(100, {96: ROWS_96, 4096: ROWS_128}) == 96
+    assert entry_for(100, {96: ROWS_96, 401: ROWS_128}) == 96
+    assert entry_for(100, {96: ROWS_96, 400: ROWS_128}) == 400
 
 
 def test_only_what_the_operands_allow_is_compared():
@@ -90,6 +92,16 @@ def test_only_what_the_operands_allow_is_compared():
     assert entry_for(100, entries, accepts=lambda config: config != ROWS_128) in (96, 192)
     assert entry_for(100, entries, accepts=lambda config: config == ROWS_96) == 96
     assert entry_for(100, entries, accepts=lambda config: False) is None
+
+
+def test_what_is_refused_still_says_how_fast_the_others_have_to_be(monkeypatch):
+    # The middle one is 3 % slower than the last, but 7 % slower than the first.
+    times_us = {64: 100.0, 96: 107.0, 192: 104.0}
+    entries = {M: {**ROWS_96, "BLOCK_SIZE_M": M} for M in times_us}
+    monkeypatch.setattr(
+        gemm_kernel.selection, "time_us", lambda config, *_: times_us[config["BLOCK_SIZE_M"]]
+    )
+    assert entry_for(80, entries, accepts=lambda config: config != entries[64]) == 192
 
 
 def test_rows_beyond_the_file_get_what_suits_them():
@@ -127,7 +139,17 @@ def test_what_suits_is_computed_once_for_an_m(monkeypatch):
     monkeypatch.setattr(gemm_kernel.selection, "_MAX_KEPT", 10)
     for M in range(100, 200):
         look_up(M, 7168, 8192, tuned, HOPPER)
-    assert len(tuned.suiting) <= 10
+    assert list(tuned.suiting) == list(range(190, 200))
+
+
+def test_what_suits_one_m_is_not_used_for_another():
+    many = make_config("gluon", 128, 256, 64, 4, 4)
+    tuned = gemm_kernel.tuned_file.TunedConfigs(Path(), {10_000: many, 60_000: many})
+    used = {
+        M: gemm_kernel.selection.entry_for(M, 7168, 8192, tuned, HOPPER)
+        for M in (9000, 50_000, 20_000)
+    }
+    assert used == {9000: 10_000, 50_000: 60_000, 20_000: 10_000}
 
 
 def test_the_order_in_the_file_decides_nothing(device, tuned_dir):
@@ -446,6 +468,48 @@ def test_warmup_launches_each_configuration_once(device, tuned_dir):
         ValueError, match="warmup expects dtype float16 or bfloat16, got dtype float32"
     ):
         gemm_kernel.warmup(16, 16, device, dtype=torch.float32)
+
+
+@pytest.fixture
+def launched_rows(monkeypatch):
+    """The rows of each launch of a warm-up; one whose configuration is `entry(5)` fails."""
+    rows = []
+    launch = gemm_kernel.kernels.launch_gemm_kernel
+
+    def spy(a, b, out, config):
+        rows.append(a.shape[0])
+        if config == entry(5):
+            raise RuntimeError("PassManager::run failed")
+        return launch(a, b, out, config)
+
+    monkeypatch.setattr(gemm_kernel.kernels, "launch_gemm_kernel", spy)
+    return rows
+
+
+def test_warmup_launches_nothing_twice(device, tuned_dir, launched_rows):
+    write(tuned_dir, {"1": entry(2), "16": entry(3), "32": entry(2), "40": entry(3)})
+    launched = gemm_kernel.warmup(N, K, device, dtype=torch.float16)
+    assert len(launched_rows) == len(launched)
+
+
+def test_warmup_names_what_an_entry_gave_way_to_once(device, tuned_dir, launched_rows):
+    write(tuned_dir, {"1": entry(2), "16": entry(5)})
+    launched = gemm_kernel.warmup(N, K, device, dtype=torch.float16)
+    assert launched.count(entry(2)) == 1
+    assert entry(5) not in launched
+
+
+def test_warmup_runs_many_rows_as_fewer_of_the_same_entry(device, tuned_dir, launched_rows):
+    write(tuned_dir, {"1": entry(2), "8000": entry(3), "20000": entry(4)})
+    assert gemm_kernel.warmup(N, K, device, dtype=torch.float16)[-1] == entry(4)
+    assert max(launched_rows) == 8192
+
+
+def test_warmup_compiles_what_rows_get_that_their_entry_is_not_for(device, tuned_dir):
+    one_row = make_config("gemv", 1, 2, 512, 4, 1)
+    write(tuned_dir, {"1": one_row, "16": one_row}, k=512, layout="NT")
+    launched = gemm_kernel.warmup(N, 512, device, layout="NT", dtype=torch.float16)
+    assert launched[:2] == [one_row, tuning.default_config(16, N, 512, device, "NT")]
 
 
 def test_the_shipped_file_is_found_in_the_package(monkeypatch):

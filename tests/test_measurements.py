@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from .cases import make_config
+from .test_config import GOOD
 from .test_tuning import CANDIDATES, DTYPE, K, N, entry, fixed_timer
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
@@ -215,6 +216,36 @@ def test_the_default_is_not_given_up_for_less_than_three_percent_however_sure():
     assert final({1: [1.0], 2: [0.96]})[0] == 2
 
 
+def test_a_gain_has_to_be_beyond_the_noise_and_beyond_three_percent_but_not_beyond_their_sum():
+    # After one series the noise is 1.2 %, three times that 3.7 %.
+    assert final({1: [1.03, 1.05, 1.07], 2: [1.0]}) == (2, [[1, 2, None]])
+
+
+def test_what_takes_the_very_same_time_is_no_slower():
+    assert final({1: [2.0], 2: [1.0], 3: [1.0]}, present=3)[0] == 3
+
+
+def chosen_of(*times, torch_ms=(1.0, 1.0)):
+    """The place of the chosen one; each is simpler than the one before it."""
+    configs = [{**entry(2), **dict.fromkeys("abc"[place:], 1)} for place in range(len(times))]
+    found = gemm_kernel.search._Final()
+    found.add(configs, times, torch_ms)
+    return configs.index(found.choose(None, GOOD))
+
+
+def test_the_simplest_is_chosen_of_what_is_within_a_percent_however_noisy():
+    noisy = [1.0, 1.2, 0.8, 1.1, 0.9]
+    as_fast = [1.0, 0.8, 1.2, 1.1, 0.9]
+    slower = [1.05, 0.84, 1.26, 1.0, 1.1]
+    torch_ms = [1.0] * len(noisy)
+    assert chosen_of(noisy, as_fast, torch_ms=torch_ms) == 1
+    assert chosen_of(noisy, slower, torch_ms=torch_ms) == 0
+
+
+def test_without_rounds_the_first_of_the_fastest_is_chosen():
+    assert chosen_of([2.0], [1.0], [1.0], torch_ms=[1.0]) == 1
+
+
 def test_who_is_clearly_beaten_leaves_and_the_default_stays():
     _, series = final({1: [2.0], 2: NOISY, 3: NOISY[1:] + NOISY[:1], 4: [1.3]})
     assert [name for name in series[0] if name] == [1, 2, 3, 4]
@@ -248,6 +279,56 @@ def test_a_time_of_torch_that_is_none_decides_nothing(torch_ms):
     found = gemm_kernel.search._Final.of_single_times(times, torch_ms)
     assert found.choose(None, entry(1)) == entry(3)
     assert found.time_ms(entry(2)) == 2.0
+
+
+def test_no_more_than_a_few_are_in_the_final():
+    bench = Bench({None: [1.0], **{stages: [1.0] for stages in range(2, 12)}})
+    candidates = [entry(stages) for stages in range(2, 12)]
+    result = gemm_kernel.search.search(40, N, K, bench, candidates, candidates[0])
+    assert len(bench.series[0]) == 1 + gemm_kernel.search._FINALISTS
+    # It is the default, so it has no lead on that, and no noise of it.
+    assert (result.config, result.noise) == (candidates[0], None)
+
+
+class Tiring(Bench):
+    """From the second series on, `lost` are lost."""
+
+    def interleaved_ms(self, configs, rounds):
+        lost, self.lost = self.lost, self.lost if self.series else []
+        try:
+            return super().interleaved_ms(configs, rounds)
+        finally:
+            self.lost = lost
+
+
+def test_a_finalist_that_is_lost_in_a_later_series_is_not_chosen_for_its_first():
+    better = [time * 0.999 for time in NOISY[1:] + NOISY[:1]]
+    bench = Tiring({None: [1.0], 1: [2.0], 2: better, 3: NOISY}, lost=[2])
+    skipped = []
+    found = gemm_kernel.search.measure_final(
+        bench, [entry(1), entry(2), entry(3)], entry(1), lambda config, _: skipped.append(config)
+    )
+    assert skipped == [entry(2)]
+    assert entry(2) not in [timed.config for timed in found.ranked()]
+    assert found.choose(entry(2), entry(1)) == entry(3)
+
+
+@pytest.mark.parametrize("turn", [None, 2])
+def test_final_rounds_that_fail_through_no_finalist_are_an_error(turn):
+    class Failing(Bench):
+        def interleaved_ms(self, configs, rounds):
+            raise gemm_kernel.bench.Skip("took too long", turn=turn)
+
+    configs = [entry(1), entry(2)]
+    with pytest.raises(RuntimeError, match="the final rounds failed: took too long"):
+        gemm_kernel.search.measure_final(Failing({}), configs, entry(1))
+
+
+def test_the_default_and_what_is_used_at_present_are_in_the_final_however_slow():
+    bench = Bench({None: [1.0], 1: [2.0], 2: [1.0], 3: [1.5], 4: [1.4], 5: [1.05]})
+    candidates = [entry(stages) for stages in range(1, 6)]
+    gemm_kernel.search.search(40, N, K, bench, candidates, entry(1), present=entry(3))
+    assert bench.series[0] == [2, 5, 3, 1, None]
 
 
 def test_a_finalist_that_is_lost_costs_itself_alone():
@@ -326,6 +407,123 @@ def test_few_configurations_serve_all_ms_within_the_cost():
     assert fewest(times, 0.01) == {1: "b", 2: "b", 4: "c", 8: "c"}
     assert fewest(times, 0.0) == {1: "a", 2: "b", 4: "c", 8: "c"}
     assert fewest({}, 0.01) == {}
+    assert fewest({M: {"b": 1.005, "a": 1.0} for M in (1, 2)}, 0.01) == {1: "a", 2: "a"}
+
+
+@pytest.mark.parametrize(
+    ("default_ms", "is_shared"), [(1.05, True), (1.03, False), (float("nan"), True)]
+)
+def test_what_is_shared_has_to_gain_on_the_default_as_much_as_any_other(default_ms, is_shared):
+    own, other = (gemm_kernel.tuner._key(entry(stages)) for stages in (2, 3))
+    result = gemm_kernel.search.Result(16, entry(2), default_ms, 1.0, 1.0, 2, {})
+    # The card is slower than it was when the default was measured.
+    times = {own: 1.5, other: 1.515}
+    gaining = gemm_kernel.tuner._gaining(times, result)
+    assert gaining == (times if is_shared else {own: 1.5})
+
+
+class Sharing:
+    """A bench with rounds, of given times by M and num_stages, at which the card is slower when winners are shared."""
+
+    has_rounds = True
+
+    def __init__(self, times, wrong=(), broken=()):
+        self.times, self.wrong, self.broken = times, wrong, broken
+        self.looked, self.shared = [], []
+
+    def set_rows(self, M):
+        self.M = M
+
+    def quick_ms(self, config):
+        self.looked.append(config)
+        if config["num_stages"] not in self.times[self.M]:
+            raise gemm_kernel.bench.Skip("took too long")
+        return self._time_ms(config)
+
+    def verify(self, config):
+        if (self.M, config["num_stages"]) in self.wrong:
+            raise gemm_kernel.bench.Skip("wrong result")
+
+    def interleaved_ms(self, configs, rounds):
+        if None in configs:
+            return [
+                [1.0 if config is None else self._time_ms(config)] * rounds for config in configs
+            ]
+        self.shared.append((self.M, [config["num_stages"] for config in configs]))
+        if self.M in self.broken:
+            raise RuntimeError("no answer")
+        return [[1.5 * self._time_ms(config)] * rounds for config in configs]
+
+    def _time_ms(self, config):
+        times = self.times[self.M][config["num_stages"]]
+        return times if config == entry(config["num_stages"]) else 9.0
+
+
+def tune_on(bench, device, Ms, entries=(), candidates=(2, 3)):
+    """The num_stages of the entries that are saved, and their measurements."""
+    saved, measured = {}, {}
+    gemm_kernel.tuner.Tuner(
+        tuning.Problem(N, K, "NN", "float16"), bench, device, dict(entries),
+        lambda M: [entry(stages) for stages in candidates], {},
+        lambda new, found: (saved.update(new), measured.update(found)),
+    ).run(Ms)  # fmt: skip
+    return {M: config["num_stages"] for M, config in saved.items()}, measured
+
+
+NINE = dict.fromkeys(range(1, 10), 9.0)
+
+
+def test_a_winner_is_shared_by_rounds_at_the_m_that_gives_up_its_own(device):
+    bench = Sharing({16: {**NINE, 2: 1.0, 3: 1.005}, 40: {**NINE, 2: 1.2, 3: 1.0}})
+    saved, measured = tune_on(bench, device, (16, 40))
+    assert saved == {16: 3, 40: 3}
+    # What is too slow at a glance is not compared.
+    assert bench.shared == [(16, [2, 3])]
+    # In the measure of the rounds that the others are from.
+    assert measured[16].tuned_us == 1005.0
+    assert [config["num_stages"] for _, config in measured[16].top[:2]] == [3, 2]
+    assert [config for _, config in measured[16].top].count(entry(3)) == 1
+
+
+@pytest.mark.parametrize("fault", ["slower", "wrong", "no rounds"])
+def test_an_m_that_cannot_share_keeps_its_own(device, fault):
+    slower = 1.03 if fault == "slower" else 1.005
+    times = {16: {**NINE, 2: 1.0, 3: slower}, 40: {**NINE, 2: 1.2, 3: 1.0}}
+    wrong = [(16, 3)] if fault == "wrong" else []
+    bench = Sharing(times, wrong, broken=[16] if fault == "no rounds" else [])
+    assert tune_on(bench, device, (16, 40))[0] == {16: 2, 40: 3}
+    assert bench.shared == [(16, [2, 3])]
+
+
+def test_a_winner_of_another_m_is_verified_at_the_m_that_it_is_for(device):
+    times = {
+        16: {**NINE, 2: 1.0, 3: 1.005},
+        40: {**NINE, 2: 1.2, 3: 1.0},
+        64: {**NINE, 2: 1.2, 3: 1.0},
+    }
+    bench = Sharing(times)
+    verified = []
+    bench.verify = lambda config: verified.append((bench.M, config["num_stages"]))
+    assert tune_on(bench, device, (16, 40, 64))[0] == {16: 3, 40: 3, 64: 3}
+    assert verified == [(16, 2), (40, 3), (64, 3), (16, 3)]
+
+
+def test_a_winner_that_does_not_run_at_an_m_costs_it_no_other(device):
+    times = {16: {**NINE, 2: 1.0, 3: 1.005}, 40: {**NINE, 2: 1.2, 3: 1.0}, 64: {**NINE, 4: 1.0}}
+    del times[16][4]
+    bench = Sharing(times)
+    assert tune_on(bench, device, (16, 40, 64), candidates=(2, 3, 4))[0] == {16: 3, 40: 3, 64: 4}
+
+
+def test_the_entries_beside_an_m_are_candidates_if_they_can_run(device):
+    bench = Sharing({16: NINE})
+    entries = {M: entry(stages) for M, stages in ((1, 4), (2, 5), (16, 6), (64, 7), (128, 8))}
+    tune_on(bench, device, [16], {**entries, 8: {**GOOD, "num_warps": 3}})
+    tried = [
+        config["num_stages"] for config in bench.looked if config == entry(config["num_stages"])
+    ]
+    assert sorted({2, 3, *tried}) == [2, 3, 5, 6, 7]
+    assert all(config["num_warps"] != 3 for config in bench.looked)
 
 
 def test_no_winner_is_shared_that_would_read_b_more_often(device, configs):

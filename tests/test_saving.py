@@ -13,6 +13,7 @@ import resource
 import signal
 import stat
 import struct
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -41,8 +42,13 @@ def numbered(number):
 
 def valid_content(path, unusable=()):
     """What ``path`` holds, once it is proved to be a file that look-up takes."""
-    content = json.loads(path.read_bytes())
-    tuned, problems = tuned_file.read_tuned_file(path, PROPERTIES)
+    data = path.read_bytes()
+    content = json.loads(data)
+    # A copy, since another writer may be at work.
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        copy.write_bytes(data)
+        tuned, problems = tuned_file.read_tuned_file(copy, PROPERTIES)
     assert set(problems) == set(unusable), problems
     assert {str(M) for M in tuned} == {key for key in content if key.isdigit()} - set(unusable)
     Ms = [int(key) for key in content if key.isdigit()]

@@ -159,7 +159,8 @@ def test_a_larger_launch_takes_more(counters_of):
     small, large = counters_of(10), counters_of(1000)
     assert large.numel() >= 1000
     assert large.storage_offset() >= small.storage_offset() + small.numel()
-    assert counters_of(10).storage_offset() == large.storage_offset()
+    for count in (10, large.numel()):
+        assert counters_of(count).storage_offset() == large.storage_offset()
 
 
 def test_a_capture_makes_no_reserve(counters_of):
@@ -178,9 +179,152 @@ def test_the_reserve_ends(counters_of):
     assert counters_of(10).storage_offset() == first.storage_offset()
 
 
+def test_the_whole_reserve_is_given_out(counters_of):
+    assert counters_of(scratch._RESERVED_COUNTERS) is not None
+
+
+def test_threads_that_come_at_once_have_counters_apart(counters_of, monkeypatch):
+    device, taken = torch.device("cuda", 0), []
+
+    def take(stream):
+        taken.append(scratch._take_counters(device, (0, stream, 0), 10).storage_offset())
+
+    other = threading.Thread(target=take, args=(8,))
+    make = scratch._apart
+
+    def make_slowly(*arguments):
+        if other.ident is None:
+            other.start()
+            other.join(0.1)
+        return make(*arguments)
+
+    monkeypatch.setattr(scratch, "_apart", make_slowly)
+    take(7)
+    other.join()
+    assert sorted(taken) == [0, scratch._LINE]
+
+
+def test_threads_that_come_at_once_keep_the_same_partials(partials_of, monkeypatch):
+    # A kept launch has the address of the first, which nothing else would keep alive.
+    make, first = scratch._apart, []
+
+    def make_late(*arguments):
+        if not first:
+            first.append(None)
+            first[0] = partials_of(10)
+        return make(*arguments)
+
+    monkeypatch.setattr(scratch, "_apart", make_late)
+    assert partials_of(10) is first[0]
+
+
+def test_what_is_kept_is_made_in_a_thread_of_its_own(events):
+    # The caller's allocations may be directed to a pool.
+    made_in = scratch._apart(lambda device: threading.get_ident(), torch.device("cuda", 0))
+    assert made_in != threading.get_ident()
+
+
+@pytest.fixture
+def scratch_of(monkeypatch, events):
+    """`get_scratch` as on CUDA devices, for a stream and a capture of the test's choice; None is an unknown one."""
+    _forget(monkeypatch, "_reserves", "_owned", "_kept")
+    empty, zeros = torch.empty, torch.zeros
+    monkeypatch.setattr(scratch, "_KEPT_PARTIALS", 64)
+    monkeypatch.setattr(torch, "empty", lambda count, **options: empty(count))
+    monkeypatch.setattr(torch, "zeros", lambda count, **options: zeros(count, dtype=torch.int32))
+
+    def get(partials=10, counters=8, device=0, stream=7, capture=0):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capture != 0)
+        monkeypatch.setattr(scratch, "_capture_id", lambda stream: capture or None)
+        return scratch.get_scratch(torch.device("cuda", device), partials, counters, stream)
+
+    return get
+
+
+def _share_memory(one, other):
+    return any(left == right for left, right in zip(one.addresses, other.addresses))
+
+
+def test_launches_on_a_stream_have_the_same_scratch(scratch_of):
+    first = scratch_of()
+    assert first.is_kept
+    assert first.addresses == (first.partials.data_ptr(), first.counters.data_ptr())
+    assert scratch_of(64, len(first.counters)) is first
+    assert scratch_of(stream=8) is scratch_of(stream=8)
+    assert scratch_of(device=1) is scratch_of(device=1)
+    assert scratch_of() is first
+
+
+@pytest.mark.parametrize(
+    "other", [{"stream": 8}, {"device": 1}, {"capture": 1}, {"capture": None}], ids=str
+)
+def test_launches_elsewhere_have_scratch_of_their_own(scratch_of, other):
+    first, elsewhere = scratch_of(), scratch_of(**other)
+    assert not _share_memory(first, elsewhere)
+    assert scratch_of() is first
+    assert elsewhere.is_kept == ("capture" not in other)
+    if other == {"capture": None}:
+        assert not _share_memory(elsewhere, scratch_of(**other))
+
+
+def test_a_larger_launch_gets_as_much_as_it_asks_for(scratch_of):
+    small = scratch_of()
+    larger = scratch_of(partials=65)
+    assert len(larger.partials) >= 65
+    assert not larger.is_kept
+    assert scratch_of() is small
+    more = scratch_of(counters=len(small.counters) + 1)
+    assert len(more.counters) > len(small.counters)
+    # Its own from now on, also for smaller ones.
+    assert more.is_kept
+    assert scratch_of() is more
+
+
+def test_counters_that_no_reserve_has_are_each_launch_its_own(scratch_of, monkeypatch):
+    monkeypatch.setattr(scratch, "_RESERVED_COUNTERS", 0)
+    first, second = scratch_of(), scratch_of()
+    assert not first.is_kept
+    assert first.addresses[1] != second.addresses[1]
+    assert first.counters.count_nonzero() == 0
+
+
+@pytest.mark.parametrize(("failed", "number", "found"), [(0, 5, 5), (0, 0, None), (1, 5, None)])
+def test_a_capture_that_the_driver_does_not_number_is_not_known(monkeypatch, failed, number, found):
+    def query(stream, status, number_place, *rest):
+        number_place._obj.value = number
+        return failed
+
+    monkeypatch.setattr(scratch, "_capture_query", lambda: query)
+    assert scratch._capture_id(7) == found
+
+
+def test_streams_of_rocm_are_not_shown_to_the_driver_of_cuda(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(scratch, "cuda_driver_function", lambda name: pytest.fail(name))
+    assert scratch._capture_query.__wrapped__() is None
+
+
 def test_a_whole_launch_has_no_scratch():
     assert split_k.scratch(1, 8, 1024) is None
     assert split_k.operands(1) == (None, None)
+
+
+def test_few_partial_sums_are_added_up_by_one_and_others_by_a_power_of_two():
+    kib = 1024 // 4
+    assert [split_k.shares(2, size * kib) for size in (16, 39, 40)] == [1, 1, 2]
+    assert [split_k.shares(3, size * kib) for size in (16, 26, 27)] == [1, 1, 2]
+    assert [split_k.shares(parts, kib) for parts in (4, 7, 8, 13, 16)] == [4, 4, 8, 8, 16]
+
+
+def test_a_split_has_its_limits():
+    problem = split_k.operand_problem
+    assert problem(2, scratch.MAX_COUNTERS, 16) is None
+    assert "tiles" in problem(2, scratch.MAX_COUNTERS + 1, 16)
+    most = (32 << 20) // (16 * 4 * 8)
+    assert problem(16, 8, most) is None
+    assert "bytes of scratch" in problem(16, 8, most + 1)
+    assert problem(1, scratch.MAX_COUNTERS + 1, most) is None
+    assert split_k.scratch(3, 8, 1024) == (3 * 8 * 1024, 8)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 5, 16, 17, 33])

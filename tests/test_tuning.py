@@ -113,6 +113,7 @@ def test_progress_and_results_are_reported(device, tuned_dir):
     (result,) = results
     assert (result.M, result.default_ms, result.tuned_ms, result.torch_ms) == (4, 3.0, 1.0, 9.0)
     assert (result.config, result.measured, result.skipped) == (entry(3), 3, {})
+    assert result.noise is None
 
 
 @pytest.mark.parametrize("time_ms", [0.0, -1.0, math.nan, math.inf])
