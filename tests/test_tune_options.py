@@ -160,7 +160,6 @@ BAD = {
     "list into a file": ([*SHAPE, "--list", "--json", "x.json"], "--json is for what is measured"),
     "check into a plot": (["--check", "--plot", "x.png"], "--plot is for what is measured"),
     "no such folder": ([*SHAPE, "--json", "/nowhere/x.json"], "a folder that exists"),
-    "no such picture": ([*SHAPE, "--plot", "x.foo"], "expects a file of type"),
     "no such path": (["--model", "/nowhere"], "there is no /nowhere"),
 }
 # fmt: on
@@ -391,6 +390,13 @@ def test_a_plot_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     report.plot(tmp_path / "plot.png", "Some GPU", rows())
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_of_an_unknown_type_is_refused_before_anything_is_measured(command, capsys):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(SystemExit):
+        command.main([*SHAPE, "--plot", "x.foo"])
+    assert "expects a file of type" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
