@@ -4,6 +4,7 @@ import kernels
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
 from .exact import assert_product
@@ -219,11 +220,11 @@ def test_ops_keep_their_contract(device):
     transposed = make(5, 3, K, device=device, grad=False).movedim(0, 1).requires_grad_()
     shifted = make(M * K + 1, device=device, grad=False)[1:].view(3, 5, K).requires_grad_()
     for first in (transposed, shifted):
-        torch.library.opcheck(ops.linear, (first, weight, bias))
-    torch.library.opcheck(ops.linear, (input, weight, None))
-    torch.library.opcheck(ops.linear_forward, plain)
+        opcheck(ops.linear, (first, weight, bias))
+    opcheck(ops.linear, (input, weight, None))
+    opcheck(ops.linear_forward, plain)
     a, b, out = plain[0][0], plain[1].t(), torch.empty(5, N, dtype=torch.float16, device=device)
-    torch.library.opcheck(ops.gemm, (a.clone().requires_grad_(), weight.t()))
-    torch.library.opcheck(ops.gemm_forward, (a, b))
-    torch.library.opcheck(ops.gemm_out, (a, b, out))
-    torch.library.opcheck(ops.gemm_out, (a, b, out.t().contiguous().t(), plain[2]))
+    opcheck(ops.gemm, (a.clone().requires_grad_(), weight.t()))
+    opcheck(ops.gemm_forward, (a, b))
+    opcheck(ops.gemm_out, (a, b, out))
+    opcheck(ops.gemm_out, (a, b, out.t().contiguous().t(), plain[2]))
