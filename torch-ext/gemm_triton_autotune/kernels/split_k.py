@@ -58,7 +58,7 @@ def count_in(counters_ptr, tile, split, SPLIT_K: tl.constexpr, SHARES: tl.conste
 
     If there is one, all partial sums of the tile can be read. If SHARES is 1, nobody waits for it.
     """
-    # In each function, not in the module: Triton's key of a kernel that calls one that uses a global differs by which
+    # Not in the module: Triton's key of a kernel that calls one that uses a global differs by which
     # of them it met first, and a key of its own is a compile of its own.
     ARRIVAL: tl.constexpr = 1 << 16
     LAUNCH: tl.constexpr = 1 << 20
@@ -80,32 +80,31 @@ def count_in(counters_ptr, tile, split, SPLIT_K: tl.constexpr, SHARES: tl.conste
                 tl.atomic_add(counter_ptr, -left, sem="relaxed")
             shares = left | own_share
         elif own_share != 0:  # noqa: SIM102 - `and` would wait in any case: Triton evaluates both sides
-            if _wait_for_last(counter_ptr, before, own_share):
+            if _wait_for_last(counter_ptr, before, own_share, LAUNCH):
                 shares = own_share
     return shares
 
 
 @triton.jit
-def _wait_for_last(counter_ptr, before, own_share):
+def _wait_for_last(counter_ptr, before, own_share, LAUNCH: tl.constexpr):
     """Whether all arrived in time; if not, `own_share` is left to the last."""
     # Each is a way to L2 and back. Programs that run at once end further apart than all of them only by mischance.
     MAX_POLLS: tl.constexpr = 16
     now = before
     polls = 0
-    while _is_same_launch(before, now) & (polls < MAX_POLLS):
+    while _is_same_launch(before, now, LAUNCH) & (polls < MAX_POLLS):
         now = tl.atomic_add(counter_ptr, 0, sem="acquire")
         polls += 1
-    if _is_same_launch(before, now):
+    if _is_same_launch(before, now, LAUNCH):
         now = tl.atomic_add(counter_ptr, own_share, sem="acq_rel")
-        if not _is_same_launch(before, now):
+        if not _is_same_launch(before, now, LAUNCH):
             # The last one came meanwhile, and saw no mark.
             tl.atomic_add(counter_ptr, -own_share, sem="relaxed")
-    return not _is_same_launch(before, now)
+    return not _is_same_launch(before, now, LAUNCH)
 
 
 @triton.jit
-def _is_same_launch(counter, later):
-    LAUNCH: tl.constexpr = 1 << 20
+def _is_same_launch(counter, later, LAUNCH: tl.constexpr):
     return (counter ^ later) & -LAUNCH == 0
 
 
