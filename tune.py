@@ -116,9 +116,13 @@ def _load_kernel(parser: _Parser):
         )
 
 
+def _is_source_tree(save_dir: Path) -> bool:
+    return save_dir.resolve() == CONFIGS_DIR
+
+
 def _measurements_dir(kernel: Any, save_dir: Path) -> Path:
     # The package would ship what stands beside its `configs`.
-    if save_dir.resolve() == CONFIGS_DIR:
+    if _is_source_tree(save_dir):
         return MEASUREMENTS_DIR
     return kernel.measurements.measurements_dir(save_dir) or save_dir / "measurements"
 
@@ -175,7 +179,7 @@ def _show(
     print(f"\n{report.results_table(rows)}")
     counts = "".join(f", {n} skipped: {reason}" for reason, n in recorder.skipped.items())
     print(f"\n{recorder.candidates} candidates measured{counts}")
-    in_source_tree = arguments.save_dir.resolve() == CONFIGS_DIR
+    in_source_tree = _is_source_tree(arguments.save_dir)
     for target, job, finished in zip(targets, todo, recorder.finished):
         if not job.Ms and arguments.recheck:
             print(f"{target.path} has no measurements of these M that could be ranked again")
@@ -228,10 +232,11 @@ def _check_options(arguments: argparse.Namespace) -> None:
 
 
 def _check(kernel: Any, files: Sequence[Path]) -> int:
-    found = [sorted(file.glob("*.json")) if file.is_dir() else [file] for file in files]
-    files = (
-        [path for paths in found for path in paths] if files else sorted(CONFIGS_DIR.glob("*.json"))
-    )
+    files = [
+        path
+        for file in files or [CONFIGS_DIR]
+        for path in (sorted(file.glob("*.json")) if file.is_dir() else [file])
+    ]
     findings = lint.check_files(kernel, files)
     print(lint.summary(findings, len(files)))
     return 1 if findings else 0
@@ -246,8 +251,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     kernel = _load_kernel(parser)
     try:
-        _check_options(arguments)
         if arguments.check is not None:
+            _check_options(arguments)
             return _check(kernel, arguments.check)
         ranks = Ranks() if is_distributed() and not arguments.list else None
         if ranks is not None and torch.cuda.is_available():
@@ -267,6 +272,8 @@ def _mode(arguments: argparse.Namespace) -> str:
 
 
 def _tune(kernel: Any, ranks: Ranks | None, arguments: argparse.Namespace) -> int:
+    # Here, so that of several ranks the one that writes looks for folders and for matplotlib.
+    _check_options(arguments)
     layers = _weights(kernel, arguments)
     device = kernel.tuning.device_name()
     if arguments.list:
@@ -308,7 +315,7 @@ def _tune(kernel: Any, ranks: Ranks | None, arguments: argparse.Namespace) -> in
     _show(kernel, device, targets, todo, recorder, arguments)
     print(f"took {time.monotonic() - started:.1f} s")
     # What is from the interpreter is never put there.
-    if any(recorder.finished) and arguments.save_dir.resolve() == CONFIGS_DIR and device != "CPU":
+    if any(recorder.finished) and _is_source_tree(arguments.save_dir) and device != "CPU":
         print("`make build` puts what was written into the package.")
     missing = sum(len(job.Ms) - done for job, done in zip(todo, recorder.finished))
     for rank in dead:
