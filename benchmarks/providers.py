@@ -60,18 +60,16 @@ class Prepared(NamedTuple):
 Provider = Callable[[Operands], Prepared]
 
 
-Config = dict[str, Any]
 # By the keys that are different: another value, or None where the key is absent.
 Changes = dict[str, int | None]
 
 
-def _changed(config: Config, changes: Changes) -> Config:
+def _changed(config: dict[str, Any], changes: Changes) -> dict[str, Any]:
     return {key: value for key, value in {**config, **changes}.items() if value is not None}
 
 
 def _variant(base: str, changes: Changes, operands: Operands) -> Prepared:
-    choose = _CHOICES[base]
-    config = choose(*operands.shape, operands.a.device, operands.layout)
+    config = _CHOICES[base](*operands.shape, operands.a.device, operands.layout)
     return _launched(operands, _changed(config, changes))
 
 
@@ -80,11 +78,6 @@ def _gemm(operands: Operands) -> Prepared:
     # As the call itself does at its first time: the configuration is the one that ran.
     config = tuning.launch_tuned(a, weights[0], out, layout)
     return Prepared(lambda b: gemm_kernel.gemm(a, b, out=out), config)
-
-
-def _default(operands: Operands) -> Prepared:
-    config = tuning.default_config(*operands.shape, operands.a.device, operands.layout)
-    return _launched(operands, config)
 
 
 def _torch(operands: Operands) -> Prepared:
@@ -172,14 +165,14 @@ def _configs(folder: Path, operands: Operands) -> Prepared:
 
 
 # What a variant is one of: how its configuration is chosen, by the arguments of `tuning.get_config`.
-_CHOICES: dict[str, Callable[..., Config]] = {
+_CHOICES: dict[str, Callable[..., dict[str, Any]]] = {
     "gemm": tuning.get_config,
     "default": tuning.default_config,
 }
 
 PROVIDERS: dict[str, Provider] = {
     "gemm": _gemm,
-    "default": _default,
+    "default": functools.partial(_variant, "default", {}),
     "torch": _torch,
     "compile": _compile,
     "autotune": _autotune,
@@ -215,9 +208,10 @@ def named_providers(names: Iterable[str]) -> dict[str, Provider]:
 
 
 def _changes(name: str) -> Changes:
-    """What ``name``, of the form base:KEY=VALUE,…, changes."""
+    """What ``name``, of the form base:KEY=VALUE,…, changes; a base alone changes nothing."""
     changes: Changes = {}
-    for change in name.partition(":")[2].split(","):
+    _, colon, text = name.partition(":")
+    for change in text.split(",") if colon else ():
         key, equals, value = change.partition("=")
         if not (key and equals and (value.isdecimal() or not value)):
             raise ValueError(f"expects KEY=VALUE with a number or nothing, got {change!r}")
@@ -259,8 +253,7 @@ def configs_ahead(
     for name in sorted(names):
         base = name.partition(":")[0]
         if base in _CHOICES:
-            changes = _changes(name) if base != name else {}
-            configs.append(_changed(_CHOICES[base](M, N, K, device, layout), changes))
+            configs.append(_changed(_CHOICES[base](M, N, K, device, layout), _changes(name)))
     if "autotune" in names:
         configs += autotune_configs(M, device)
     if "upstream" in names:

@@ -21,7 +21,7 @@ Ms = (1, 16, 2048) if on_gpu else (1, 4)
 shapes = {tuple(m.weight.shape) for m in model.modules() if isinstance(m, torch.nn.Linear)}
 for N, K in sorted(shapes):
     # A layer multiplies with the transpose of its weight: layout NT.
-    # Where there is none, a file for the other layout serves.
+    # Where there is no such file, one for the other layout serves.
     name = gemm_kernel.tuning.config_file_name(N, K, layout="NT")
     if f"{name}, entry" not in gemm_kernel.explain(M=Ms[0], N=N, K=K, layout="NT"):
         print(f"wrote {gemm_kernel.tune_gemm(N=N, K=K, Ms=Ms, layout='NT')}")

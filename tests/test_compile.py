@@ -70,7 +70,7 @@ def test_candidates_of_other_devices_compile(target):
 
 # The key in Triton's cache of each device function of the package, alone in a process and after all others.
 KEYS = """
-import os, sys, tempfile
+import sys
 from pathlib import Path
 import kernels, triton
 from tests.processes import fork, wait_for
@@ -81,7 +81,7 @@ functions = {
     for key, value in vars(module).items()
     if isinstance(value, triton.runtime.jit.JITFunction) and value.fn.__module__ == name
 }
-alone = Path(tempfile.mkdtemp())
+alone = Path(sys.argv[1])
 for name, function in functions.items():
     assert wait_for(fork(lambda: (alone / name).write_text(function.cache_key))) == 0
 for order in (list(functions), list(reversed(functions))):
@@ -94,11 +94,15 @@ print(len(functions))
 """
 
 
-def test_what_a_process_compiled_before_does_not_count(monkeypatch):
+def test_what_a_process_compiled_before_does_not_count(monkeypatch, tmp_path):
     # Or it would not find what another compiled: a server its warm cache, the tuner what it compiled ahead.
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     ran = subprocess.run(
-        [sys.executable, "-u", "-c", KEYS], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-u", "-c", KEYS, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert ran.returncode == 0, ran.stderr
     *differ, count = ran.stdout.split()

@@ -163,7 +163,9 @@ def _properties(kernel: Any, device: str | None, measured: Iterable[Any]) -> Any
 
 def summary(findings: Sequence[str], count: int) -> str:
     """The findings and one line that sums them up."""
-    found = "1 finding" if len(findings) == 1 else f"{len(findings)} findings"
-    verdict = found if findings else "nothing to object to"
-    files = "1 tuned file" if count == 1 else f"{count} tuned files"
-    return "\n".join([*findings, f"{files}: {verdict}"])
+    verdict = _counted(len(findings), "finding") if findings else "nothing to object to"
+    return "\n".join([*findings, f"{_counted(count, 'tuned file')}: {verdict}"])
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

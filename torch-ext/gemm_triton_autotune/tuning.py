@@ -176,13 +176,8 @@ def _report(tuned: TunedConfigs, problems: dict[str, str]) -> tuple[int, str]:
         return logging.INFO, f"Using tuned GEMM configurations from {tuned.path}."
     shown = [f"M={key}: {reason}" if key else reason for key, reason in list(problems.items())[:3]]
     more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-    rest = "The default is used instead"
-    if tuned:
-        rest = (
-            f"Its other {len(tuned)} entries are used"
-            if len(tuned) > 1
-            else "Its other entry is used"
-        )
+    entries = "entry is" if len(tuned) == 1 else f"{len(tuned)} entries are"
+    rest = f"Its other {entries} used" if tuned else "The default is used instead"
     return (
         logging.WARNING,
         f"Tuned GEMM file {tuned.path} cannot be used as it is: {'; '.join(shown)}{more}. {rest}.",
