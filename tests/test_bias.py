@@ -26,8 +26,17 @@ CONFIGS = [
     make_config("tma", 128, 256, 64, 8, 3, PERSISTENT=1, EPILOGUE_SUBTILE=2),
 ]
 GLUON = [
-    make_config("gluon", block_m, block_n, 64, 4, 3, A_IN_REGISTERS=index % 2)
-    for index, (block_m, block_n) in enumerate(gemm_kernel.kernels.gluon._TILES)
+    make_config("gluon", block_m, block_n, 64, 4, 3)
+    for block_m, block_n in (
+        (64, 64),
+        (64, 168),
+        (64, 352),
+        (128, 136),
+        (128, 256),
+        (128, 328),
+        (192, 96),
+        (192, 200),
+    )
 ]
 LAYOUTS = {"NT": torch.float16, "NN": torch.bfloat16}
 

@@ -31,7 +31,7 @@ CONFIGS = [
     config_of("gemv", 1, 2, 512, num_stages=1, PDL=2),
     config_of("tma", 64, 96, 64, PDL=2),
     config_of("gluon", 64, 192, 64, PDL=2),
-    config_of("gluon", 128, 320, 64, num_stages=3, PDL=1, A_IN_REGISTERS=1),
+    config_of("gluon", 128, 320, 64, num_stages=3, PDL=1),
 ]
 PERSISTENT = [config_of("tma", 64, 128, 64, PERSISTENT=1, PDL=when) for when in (1, 2)]
 

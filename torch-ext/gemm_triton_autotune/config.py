@@ -146,7 +146,6 @@ _ABSENT = {
     "SPLIT_K": 1,
     "PERSISTENT": 0,
     "EPILOGUE_SUBTILE": 1,
-    "A_IN_REGISTERS": 0,
     "SWAP": 0,
 }
 

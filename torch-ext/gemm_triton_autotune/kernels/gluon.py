@@ -1,15 +1,15 @@
-"""The `gluon` family: warp-specialised, persistent tiles for Hopper, some of them no powers of two.
+"""The `gluon` family: warp-specialised, persistent tiles for Hopper, as wide as any multiple of 8.
 
-Plain Triton has neither tiles of 192 rows nor a loader that runs ahead across tile borders. Both keep the
-last wave of programs full where cuBLAS does, so this family is for many rows and for sizes that powers of
+Plain Triton has neither tiles of 192 rows or 168 columns nor a loader that runs ahead across tile borders. Both keep
+the last wave of programs full where cuBLAS does, so this family is for many rows and for sizes that powers of
 two divide badly. Its device code, and the order of its barriers, is in `gluon_kernel.py`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable
 
 import torch
 import triton
@@ -37,74 +37,66 @@ else:
 NAME = "gluon"
 
 PARAMETERS = {
-    # the whole tile, one of _TILES
-    "BLOCK_SIZE_M": Parameter(IntRange(64, 256)),
-    "BLOCK_SIZE_N": Parameter(IntRange(96, 352)),
+    # 64 for each consumer
+    "BLOCK_SIZE_M": Parameter(IntRange(64, 192)),
+    # a multiple of 8, of at most three powers of two
+    "BLOCK_SIZE_N": Parameter(IntRange(64, 352)),
     # 64 elements are the 128 bytes of a swizzled row of shared memory
     "BLOCK_SIZE_K": Parameter(IntRange(64, 64)),
     "GROUP_SIZE_M": Parameter(IntRange(1, 1 << 20)),
-    # 1: a goes to wgmma through registers, which saves shared memory bandwidth where a tile has two parts
-    "A_IN_REGISTERS": Parameter(IntRange(0, 1), default=0),
     **dependent_launch.PARAMETERS,
 }
 
 # A consumer is one warpgroup; the compiler adds those of the further consumers and the loader's warp.
 _NUM_WARPS = 4
-
-
-class _Tile(NamedTuple):
-    """How a tile is shared out: its rows among ``consumers``, its columns among one, two or three wgmma."""
-
-    consumers: int
-    parts: tuple[int, int, int]
-    staging: int  # chunks of out that a consumer may have on their way to memory
-
-
-# By (BLOCK_SIZE_M, BLOCK_SIZE_N). Each of them compiles without a spill with Triton 3.6, 3.7, 3.8 and 3.9,
-# for both layouts of b and both places of a. A wgmma has at most 256 columns, and one of 32 takes as long
-# as one of 48: a part narrower than 64 is there only for sizes that nothing else fits.
-_TILES = {
-    (64, 96): _Tile(1, (64, 32, 0), 1),
-    (64, 128): _Tile(1, (128, 0, 0), 1),
-    (64, 160): _Tile(1, (128, 32, 0), 1),
-    (64, 192): _Tile(1, (128, 64, 0), 1),
-    (64, 224): _Tile(1, (128, 64, 32), 1),
-    (64, 256): _Tile(1, (256, 0, 0), 1),
-    (64, 288): _Tile(1, (256, 32, 0), 1),
-    (64, 320): _Tile(1, (256, 64, 0), 1),
-    (64, 352): _Tile(1, (256, 64, 32), 1),
-    (128, 128): _Tile(2, (128, 0, 0), 2),
-    (128, 144): _Tile(2, (128, 16, 0), 1),
-    (128, 192): _Tile(2, (128, 64, 0), 1),
-    (128, 224): _Tile(2, (128, 64, 32), 1),
-    (128, 256): _Tile(2, (256, 0, 0), 2),
-    (128, 320): _Tile(2, (256, 64, 0), 2),
-    (128, 352): _Tile(2, (256, 64, 32), 1),
-    (192, 96): _Tile(3, (64, 32, 0), 1),
-    (192, 192): _Tile(3, (128, 64, 0), 1),
-    (256, 128): _Tile(2, (128, 0, 0), 1),
-}
-
+# By BLOCK_SIZE_M. Up to these widths each tile compiles without a spill with Triton 3.6, 3.7, 3.8 and 3.9.
+_MOST_COLUMNS = {64: 352, 128: 352, 192: 200}
+# A descriptor of b for each power of two.
+_MOST_BOXES = 3
 # Barriers, the arguments of the partitions and what aligns them: under 400 bytes in each version.
 _SHARED_MEMORY_EXTRA = 1024
+_HOPPER_SHARED_MEMORY = 227 * 1024
 
 
-def _box_columns(tile: _Tile) -> int:
-    """Columns of b in one TMA box: one descriptor serves all parts, so it is as wide as the narrowest."""
-    return min(filter(None, tile.parts))
+def tiles() -> Iterator[tuple[int, int]]:
+    """(BLOCK_SIZE_M, BLOCK_SIZE_N) of all that there are."""
+    for block_m, most in _MOST_COLUMNS.items():
+        for block_n in range(64, most + 1, 8):
+            if len(_boxes(block_n)) <= _MOST_BOXES:
+                yield block_m, block_n
 
 
-def _chunk_columns(tile: _Tile) -> int:
-    """Columns of out in one TMA store."""
-    return min(_box_columns(tile), 64)
+def _boxes(block_n: int) -> list[int]:
+    """The columns of b in boxes of TMA, whose sides Triton wants to be powers of two, and TMA up to 256."""
+    boxes = []
+    while block_n:
+        boxes.append(min(1 << block_n.bit_length() - 1, 256))
+        block_n -= boxes[-1]
+    return boxes
 
 
-def shared_memory(config: Mapping[str, Any]) -> int:
+def most_stages(block_m: int, block_n: int, layout: str, limit: int | None = None) -> int:
+    """How deep a ring of such tiles fits into ``limit`` bytes of shared memory; deeper than 12 brings nothing."""
+    stage = _stage_bytes(block_m, block_n, layout == "NT")
+    left = (limit or _HOPPER_SHARED_MEMORY) - _SHARED_MEMORY_EXTRA - _chunk_bytes(block_m)
+    return min(left // stage, 12)
+
+
+def shared_memory(config: Mapping[str, Any], b_is_nt: bool = True, staging: int = 1) -> int:
     """Bytes of shared memory that ``config`` needs, with a margin of less than a KiB."""
-    block_m, block_n, block_k = (config[f"BLOCK_SIZE_{side}"] for side in "MNK")
-    tile = _TILES[block_m, block_n]
-    ring = config["num_stages"] * (block_m + block_n) * block_k * 2
-    return ring + tile.staging * block_m * _chunk_columns(tile) * 2 + _SHARED_MEMORY_EXTRA
+    block_m, block_n = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
+    ring = config["num_stages"] * _stage_bytes(block_m, block_n, b_is_nt)
+    return ring + staging * _chunk_bytes(block_m) + _SHARED_MEMORY_EXTRA
+
+
+def _stage_bytes(block_m: int, block_n: int, b_is_nt: bool) -> int:
+    # A row-major b is loaded by boxes of 64 columns.
+    return (block_m + (block_n if b_is_nt else cdiv(block_n, 64) * 64)) * 128
+
+
+def _chunk_bytes(block_m: int) -> int:
+    """64 columns of out of all consumers."""
+    return block_m * 128
 
 
 def config_problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
@@ -116,10 +108,16 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
 
 
 def _problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
-    size = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
-    if size not in _TILES:
-        tiles = ", ".join(f"{rows}x{columns}" for rows, columns in _TILES)
-        return f"has no {size[0]}x{size[1]} tile, only {tiles}"
+    block_m, block_n = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
+    if block_m not in _MOST_COLUMNS:
+        return f"BLOCK_SIZE_M must be one of {', '.join(map(str, _MOST_COLUMNS))}, got {block_m}"
+    if block_n % 8 or len(_boxes(block_n)) > _MOST_BOXES:
+        return (
+            f"BLOCK_SIZE_N must be a multiple of 8 that is a sum of at most {_MOST_BOXES} powers of two up to 256, "
+            f"got {block_n}"
+        )
+    if block_n > _MOST_COLUMNS[block_m]:
+        return f"has no {block_m}x{block_n} tile: with that many rows up to {_MOST_COLUMNS[block_m]} columns"
     if config["num_warps"] != _NUM_WARPS:
         return (
             f"num_warps must be {_NUM_WARPS}, the warps of one consumer, got {config['num_warps']}"
@@ -140,10 +138,13 @@ def _problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> 
 def operand_problem(
     config: Mapping[str, Any], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
 ) -> str | None:
+    b_is_nt = is_transposed(b)
     return (
         descriptor_problem("a", a)
-        or descriptor_problem("b", b.t() if is_transposed(b) else b)
+        or descriptor_problem("b", b.t() if b_is_nt else b)
         or descriptor_problem("out", out, written=True)
+        # What does not follow from the configuration alone.
+        or shared_memory_problem(shared_memory(config, b_is_nt), device_properties(a.device))
     )
 
 
@@ -153,28 +154,32 @@ def prepare(
     M, K = a.shape
     N = b.shape[1]
     block_m, block_n, block_k = (config[f"BLOCK_SIZE_{side}"] for side in "MNK")
-    tile = _TILES[block_m, block_n]
-    rows = block_m // tile.consumers
     b_is_nt = is_transposed(b)
-    b_box = (_box_columns(tile), block_k) if b_is_nt else (block_k, _box_columns(tile))
+    rows_of_b = b.t() if b_is_nt else b
+    boxes = [(columns, block_k) for columns in _boxes(block_n)] if b_is_nt else [(block_k, 64)]
+    described_b = [Described("b", _describe(rows_of_b, box)) for box in boxes]
+    properties = device_properties(a.device)
+    limit = properties.shared_memory or _HOPPER_SHARED_MEMORY
     # One CTA fills a multiprocessor, and each takes as many tiles as the others, or one less.
     tiles = cdiv(M, block_m) * cdiv(N, block_n)
-    multiprocessors = device_properties(a.device).multiprocessors or tiles
     return Launch(
         kernel=gluon_gemm_kernel,
-        grid=(min(tiles, multiprocessors), 1, 1),
+        grid=(min(tiles, properties.multiprocessors or tiles), 1, 1),
         operands=(
-            Described("a", _describe(a, (rows, block_k))),
-            Described("b", _describe(b.t() if b_is_nt else b, b_box)),
-            Described("out", _describe(out, (rows, _chunk_columns(tile)))),
+            Described("a", _describe(a, (64, block_k))),
+            *described_b,
+            *[None] * (_MOST_BOXES - len(described_b)),
+            Described("out", _describe(out, (64, 64))),
             "b" if config.get("PREFETCH", 0) else None,
             "bias",
         ),
         values=(M, N, K, *b.stride())
         + (block_m, block_n, block_k, config["GROUP_SIZE_M"], config["num_stages"])
-        + (tile.consumers, *tile.parts, tile.staging)
         + (
-            bool(config.get("A_IN_REGISTERS", 0)),
+            2 if shared_memory(config, b_is_nt, staging=2) <= limit else 1,
+            # A step stays in flight while the next one is waited for, unless two other consumers multiply meanwhile or
+            # the ring is short: its stage is free a step later (`benchmarks/NOTES.md`, section 31).
+            1 if block_m == 64 or block_m == 128 and config["num_stages"] >= 5 else 0,
             b_is_nt,
             config.get("PDL", 0),
             config.get("PREFETCH", 0),
@@ -185,7 +190,7 @@ def prepare(
 
 def _describe(rows: torch.Tensor, box: tuple[int, int]) -> Callable[[torch.Tensor], Any]:
     """What makes the descriptor of a tensor whose rows are as these: all but its address is known before."""
-    layout = NVMMASharedLayout(swizzle_byte_width=min(2 * box[1], 128), element_bitwidth=16, rank=2)
+    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     first = TensorDescriptor(rows, list(rows.shape), [row_stride(rows), 1], list(box), layout)
     fields = {name: value for name, value in vars(first).items() if name != "base"}
 
