@@ -40,8 +40,12 @@ _RATES = {
 _LAUNCH_US = 3.0
 _WAVE_US = 0.1
 _SPLIT_US = 2.0
-# A wgmma of 16 or 32 columns takes as long as one of 16 more.
+# A wgmma of 16 or 32 columns takes as long as one of 16 more; `gluon` has none.
 _NARROW_PART = 16
+# Of `gluon`: what it takes to store a tile before the next; and how much longer it takes to load boxes of a row-major b
+# that begin at no multiple of 64 columns (`benchmarks/NOTES.md`, section 31).
+_STORE_US = 0.9
+_MISALIGNED = 1.5
 
 
 def rates_for(properties: DeviceProperties | None) -> Rates:
@@ -52,30 +56,37 @@ def rates_for(properties: DeviceProperties | None) -> Rates:
     return rates._replace(multiprocessors=properties.multiprocessors)
 
 
-def cost(config: Mapping[str, Any], M: int, N: int, K: int, rates: Rates) -> tuple[float, float]:
+def cost(
+    config: Mapping[str, Any], M: int, N: int, K: int, rates: Rates, layout: str | None = None
+) -> tuple[float, float]:
     """The less the better: microseconds, and of equals what is loaded for an element of out."""
     loads = 1 / config["BLOCK_SIZE_M"] + 1 / config["BLOCK_SIZE_N"]
-    return time_us(config, M, N, K, rates), loads
+    return time_us(config, M, N, K, rates, layout), loads
 
 
-def time_us(config: Mapping[str, Any], M: int, N: int, K: int, rates: Rates) -> float:
+def time_us(
+    config: Mapping[str, Any], M: int, N: int, K: int, rates: Rates, layout: str | None = None
+) -> float:
     """Microseconds for (M, K) @ (K, N) with ``config``."""
     block_m, block_n, split = (
         config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"], config.get("SPLIT_K", 1)
     )  # fmt: skip
+    is_gluon = config.get("kernel") == "gluon"
     columns = block_m if config.get("SWAP") else block_n
-    if columns > 64 and columns % 64:
+    if columns > 64 and columns % 64 and not is_gluon:
         columns += _NARROW_PART
     rows = block_n if config.get("SWAP") else block_m
-    block_us = max(
-        rows * columns * (rates.block_us / 4096),
-        (block_m + block_n) * 128 / rates.tile_bytes_per_us,
-    )
+    loaded = block_m + block_n
+    if is_gluon and layout == "NN" and block_n % 64:
+        loaded = block_m + _MISALIGNED * cdiv(block_n, 64) * 64
+    block_us = max(rows * columns * (rates.block_us / 4096), loaded * 128 / rates.tile_bytes_per_us)
     waves = cdiv(cdiv(M, block_m) * cdiv(N, block_n) * split, rates.multiprocessors)
     # K is padded to whole steps.
     block_k = config["BLOCK_SIZE_K"]
     blocks = cdiv(cdiv(K, block_k), split) * block_k / 64
     work_us = waves * (blocks * block_us + _WAVE_US)
+    if is_gluon:
+        work_us += (waves - 1) * _STORE_US
     bandwidth = rates.multiprocessors * rates.memory_bytes_per_us
     memory_us = 2 * (M * K + N * K + M * N) / bandwidth
     # A smooth maximum: where both are near each other, each hinders the other.
