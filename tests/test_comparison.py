@@ -174,7 +174,7 @@ def test_configs_of_a_folder_serve_their_very_point_only(operands, device, tmp_p
 def test_a_variant_is_a_configuration_with_other_values(operands):
     names = [
         "gemm:GROUP_SIZE_M=3",
-        "default:num_stages=1,GROUP_SIZE_M=5,PDL=",
+        "default:num_stages=1,GROUP_SIZE_M=5",
         "gemm:GROUP_SIZE_M=0",
     ]
     of_gemm, of_default, invalid = providers.named_providers(names).values()

@@ -242,6 +242,18 @@ def test_the_simplest_is_chosen_of_what_is_within_a_percent_however_noisy():
     assert chosen_of(noisy, slower, torch_ms=torch_ms) == 0
 
 
+def test_the_simplest_is_not_chosen_if_it_gains_too_little_on_the_default():
+    # Noise, in which the simple one is not beaten.
+    complex_one, simple = {**entry(2), "PDL": 2}, entry(3)
+    noise = [0.98, 1.02, 1.0, 0.99, 1.01]
+    simple_ms = [1.005 * time for time in (1.02, 0.98, 1.0, 1.01, 0.99)]
+    for default_ms, expected in ((1.031, complex_one), (1.1, simple)):
+        found = gemm_kernel.search._Final()
+        default_times = [default_ms * time for time in noise]
+        found.add([complex_one, simple, entry(1)], [noise, simple_ms, default_times], [1.0] * 5)
+        assert found.choose(None, entry(1)) == expected
+
+
 def test_without_rounds_the_first_of_the_fastest_is_chosen():
     assert chosen_of([2.0], [1.0], [1.0], torch_ms=[1.0]) == 1
 

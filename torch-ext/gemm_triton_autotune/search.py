@@ -328,7 +328,11 @@ class _Final:
         # Without rounds nothing is known of the noise: the first of the fastest.
         if not self._has_rounds:
             return best
-        return min((c for c in equal if self._lead(best, c)[0] <= _SAME), key=len)
+        as_good = [c for c in equal if self._lead(best, c)[0] <= _SAME]
+        if default in self._configs:
+            # What is simpler must not have lost the gain for which the default was given up.
+            as_good = [c for c in as_good if self.beats(c, default, LEAST_GAIN)]
+        return min(as_good, key=len)
 
 
 def _distinct(configs: Iterable[Config]) -> list[Config]:
