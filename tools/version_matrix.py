@@ -26,15 +26,16 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = ROOT / ".versions"
 
 # What a version of Triton could break: every family's kernel in its interpreter, at sizes that no tile
-# divides, the ops, the path of a launch, its own launcher. Not every test: there are as many runs as versions.
+# divides, where `gluon` finds its ring, the ops, the path of a launch, its own launcher. Not every test: there are as
+# many runs as versions.
 TESTS = [
     f"tests/test_{name}.py"
-    for name in ("gemm", "kernel_swap", "kernel_gemv", "kernel_tma")
+    for name in ("gemm", "kernel_swap", "kernel_gemv", "kernel_tma", "kernel_gluon")
     + ("kept_launch", "versions", "candidates", "other_backends")
 ]
 SELECTED = (
     "kernels_ci or kept_launch or versions or candidates or other_backends "
-    "or (awkward and float16 and not bfloat16 and NT) or dirty or padding"
+    "or (awkward and float16 and not bfloat16 and NT) or dirty or padding or every_tile_compiles"
 )
 TARGETS = ("sm_80", "sm_90", "gfx942")
 TARGETS_BEFORE_3_5 = ("sm_80", "sm_90")
