@@ -53,7 +53,7 @@ class _Option(NamedTuple):
     splits: bool = False
     # Only where there are at most as many tiles of 64 columns as multiprocessors (True), or more (False).
     one_wave: bool | None = None
-    # Only before Triton 3.6, and for a b whose columns Gluon does not take.
+    # Only where this Triton has no `gluon`, and for a b whose columns it does not take.
     without_gluon: bool = False
 
 

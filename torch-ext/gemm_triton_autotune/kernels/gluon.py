@@ -21,10 +21,11 @@ from .dependent_launch import dependent_launch_problem
 from .descriptor import descriptor_problem, is_transposed, row_stride
 from .launch import INTERPRETED, Described, Launch, cdiv, shared_memory_problem
 
-# Gluon is experimental, and each release renames something: no version that was not compiled is taken.
+# Gluon is experimental, and each release renames something: no version that was not compiled is taken. From 3.8 on a
+# view of shared memory may not be larger than what it is a view of, as the kernel's boxes in its ring are.
 try:
-    if not (3, 6) <= tuple(map(int, re.findall(r"\d+", triton.__version__)[:2])) <= (3, 9):
-        raise ImportError(f"Triton {triton.__version__} is not one of 3.6 to 3.9")
+    if not (3, 6) <= tuple(map(int, re.findall(r"\d+", triton.__version__)[:2])) <= (3, 7):
+        raise ImportError(f"Triton {triton.__version__} is neither 3.6 nor 3.7")
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -49,7 +50,7 @@ PARAMETERS = {
 
 # A consumer is one warpgroup; the compiler adds those of the further consumers and the loader's warp.
 _NUM_WARPS = 4
-# By BLOCK_SIZE_M. Up to these widths each tile compiles without a spill with Triton 3.6, 3.7, 3.8 and 3.9.
+# By BLOCK_SIZE_M. Up to these widths each tile compiles without a spill with Triton 3.6 and 3.7.
 _MOST_COLUMNS = {64: 352, 128: 352, 192: 200}
 # A descriptor of b for each power of two.
 _MOST_BOXES = 3

@@ -28,14 +28,9 @@ from .wgmma import (
     wgmma_zeros,
 )
 
-# Triton 3.8 renamed the two copies and 3.9 the view; each name is looked up once, for all versions.
-_tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-_tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
-_view = (
-    gl.shared_memory_descriptor.reinterpret
-    if hasattr(gl.shared_memory_descriptor, "reinterpret")
-    else gl.shared_memory_descriptor._reinterpret
-)
+_tma_load = tma.async_copy_global_to_shared
+_tma_store = tma.async_copy_shared_to_global
+_view = gl.shared_memory_descriptor._reinterpret
 
 
 # One compile serves every size: nothing here gains from knowing that one is divisible.
