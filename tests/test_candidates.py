@@ -46,6 +46,57 @@ def test_every_device_has_candidates_for_every_m(name, M):
     assert not [config for config in found if config_problem(config, DEVICES[name])]
 
 
+@pytest.fixture
+def hopper(monkeypatch):
+    """A Hopper on which `gluon` runs, whatever this process is."""
+    caches = gemm_kernel.defaults._options, gemm_kernel.defaults.default_configs
+    for name, value in (("INTERPRETED", False), ("IMPORT_PROBLEM", None)):
+        monkeypatch.setattr(gemm_kernel.kernels.gluon, name, value)
+    for cache in caches:
+        cache.cache_clear()
+    yield TARGETS["sm_90"].properties
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+@pytest.mark.parametrize("shape", [(384, 7168, 8192), (768, 10240, 5120), (4096, 4096, 4096)])
+def test_a_gluon_candidate_is_the_narrowest_with_its_rows_and_waves(hopper, shape, layout):
+    M, N, K = shape
+    multiprocessors = gemm_kernel.cost_model.rates_for(hopper).multiprocessors
+
+    def waves(block_m, block_n):
+        return -(-(-(-M // block_m) * -(-N // block_n)) // multiprocessors)
+
+    # The first is the default, which is from a list.
+    found = gemm_kernel.tuning.candidate_configs(M, N, K, hopper, layout)[1:]
+    sizes = [
+        (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"])
+        for config in found
+        if config.get("kernel") == "gluon" and "SPLIT_K" not in config
+    ]
+    assert 4 <= len(sizes) <= 10
+    for block_m, block_n in sizes:
+        narrower = [
+            other
+            for rows, other in gemm_kernel.kernels.gluon.tiles()
+            if rows == block_m and other < block_n and (layout == "NT" or other % 16 == 0)
+        ]
+        assert all(waves(block_m, other) > waves(block_m, block_n) for other in narrower)
+        assert layout == "NT" or block_n % 16 == 0
+    # Not one width for all: where rows differ, or waves.
+    assert len({size[0] for size in sizes}) > 1
+
+
+def test_a_gluon_candidate_has_the_deepest_ring_and_groups_of_as_many_rows(hopper):
+    found = gemm_kernel.tuning.candidate_configs(768, 10240, 5120, hopper, "NT")
+    for config in found:
+        if config.get("kernel") == "gluon":
+            deeper = {**config, "num_stages": config["num_stages"] + 1}
+            assert config["num_stages"] == 12 or config_problem(deeper, hopper) is not None
+            assert config["GROUP_SIZE_M"] * config["BLOCK_SIZE_M"] == 1536
+
+
 def test_a_table_is_chosen_by_what_torch_tells():
     def table(backend, capability=None, architecture=None):
         return table_for(DeviceProperties(backend, capability, architecture=architecture))

@@ -67,3 +67,36 @@ def test_of_equals_the_tile_that_loads_less_costs_less():
         cost_model.cost(tile(64, columns), 64, 64, 64, BY_MEMORY)[1] for columns in (64, 128)
     )
     assert large < small
+
+
+def gluon(block_m, block_n):
+    return make_config("gluon", block_m, block_n, 64, 4, 4)
+
+
+@pytest.mark.parametrize("columns", [64, 72, 168, 328])
+def test_a_gluon_tile_takes_as_long_as_it_has_columns(columns):
+    assert blocks(64, columns, 640, gluon(64, columns)) == 10 * columns / 64
+
+
+def test_a_further_gluon_tile_waits_until_the_one_before_is_stored():
+    rates = cost_model.rates_for(None)._replace(multiprocessors=1, memory_bytes_per_us=1e18)
+    K = 1 << 16
+    for make, more_us in ((gluon, cost_model._STORE_US), (tile, 0)):
+        one, two, three = (
+            cost_model.time_us(make(64, 64), rows, 64, K, rates) for rows in (64, 128, 192)
+        )
+        wave_us = one - cost_model._LAUNCH_US
+        assert two - one == pytest.approx(wave_us + more_us)
+        assert three - two == pytest.approx(wave_us + more_us)
+
+
+def test_a_row_major_b_is_loaded_by_64_columns_and_slowly_where_they_are_out_of_line():
+    # What comes in is all that counts.
+    rates = cost_model.Rates(1, 1e-9, 1.0, 1e18)
+
+    def load_us(columns, layout):
+        return cost_model.time_us(gluon(64, columns), 64, columns, 1 << 16, rates, layout)
+
+    assert load_us(192, "NN") == load_us(192, "NT")
+    assert load_us(168, "NT") < load_us(192, "NT") < load_us(168, "NN")
+    assert load_us(144, "NN") == load_us(168, "NN")

@@ -142,6 +142,27 @@ def test_a_ring_that_fits_in_one_layout_alone_is_refused_in_the_other(monkeypatc
         assert "shared memory" in problem
 
 
+@has_gluon
+@pytest.mark.parametrize(
+    ("size", "num_stages", "in_flight", "staging"),
+    [
+        ((64, 96), 10, 1, 2),  # a lone consumer
+        ((128, 160), 5, 1, 2),
+        ((128, 160), 4, 0, 2),  # a short ring
+        ((128, 256), 4, 0, 2),
+        ((192, 112), 5, 0, 1),  # two others multiply meanwhile
+    ],
+)
+def test_a_step_stays_in_flight_and_chunks_of_out_are_staged_as_the_tile_allows(
+    size, num_stages, in_flight, staging
+):
+    operands = make_operands(64, 64, 64, layout="NT")
+    launch = gluon.prepare(*operands, make_config(*size, num_stages=num_stages))
+    names = launch.kernel.arg_names[len(launch.operands) :]
+    values = dict(zip(names, launch.values))
+    assert (values["STEPS_IN_FLIGHT"], values["STAGING"]) == (in_flight, staging)
+
+
 @pytest.mark.skipif(not gluon.INTERPRETED, reason="needs TRITON_INTERPRET=1")
 def test_interpreter_is_refused():
     assert gemm_kernel.kernels.config_problem(make_config(), HOPPER) is not None
