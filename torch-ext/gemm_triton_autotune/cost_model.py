@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from .config import family_of
 from .device import DeviceProperties
 from .device_tables import device_kind
 from .kernels.launch import cdiv
@@ -71,7 +72,7 @@ def time_us(
     block_m, block_n, split = (
         config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"], config.get("SPLIT_K", 1)
     )  # fmt: skip
-    is_gluon = config.get("kernel") == "gluon"
+    is_gluon = family_of(config) == "gluon"
     columns = block_m if config.get("SWAP") else block_n
     if columns > 64 and columns % 64 and not is_gluon:
         columns += _NARROW_PART

@@ -1,4 +1,4 @@
-"""The `gluon` family: warp-specialised, persistent tiles for Hopper, as wide as any multiple of 8.
+"""The `gluon` family: warp-specialised, persistent tiles for Hopper, as wide as most multiples of 8.
 
 Plain Triton has neither tiles of 192 rows or 168 columns nor a loader that runs ahead across tile borders. Both keep
 the last wave of programs full where cuBLAS does, so this family is for many rows and for sizes that powers of

@@ -217,7 +217,7 @@ def _load_step(
             BOXES: gl.constexpr = b_desc.block_shape[0] + b_desc_2.block_shape[0]
             _load_box(b_desc_3, column + BOXES, k, barrier, ring, slab + BOXES // 8)
     else:
-        for i in gl.static_range((BLOCK_SIZE_N + 63) // 64):
+        for i in gl.static_range(_round_up(BLOCK_SIZE_N, 64) // 64):
             _load_box(b_desc, k, column + i * 64, barrier, ring, slab + i * 8)
 
 
@@ -246,9 +246,9 @@ def _consumer(
     SLABS: gl.constexpr = ring.shape[0] // NUM_STAGES
     CONSUMERS: gl.constexpr = BLOCK_SIZE_M // 64
     DTYPE: gl.constexpr = "bf16" if ring.dtype == gl.bfloat16 else "f16"
-    # A wgmma has at most 256 columns, and a row-major b is in boxes of 64 of them.
-    PART: gl.constexpr = BLOCK_SIZE_N if BLOCK_SIZE_N <= 256 else 192
+    # A wgmma has at most 256 columns; of two, the second begins with a box of 64 of a row-major b.
     PARTS: gl.constexpr = 1 if BLOCK_SIZE_N <= 256 else 2
+    GROUPS_LEFT: gl.constexpr = 192 // 8
     first = first_operand()
 
     steps = _cdiv(K, ring.shape[2])
@@ -266,8 +266,8 @@ def _consumer(
             if PARTS == 1:
                 acc = wgmma(acc, a, b, B_IS_NT, DTYPE)
             else:
-                left = wgmma(acc[: PART // 8], a, b, B_IS_NT, DTYPE)
-                right = wgmma(acc[PART // 8 :], a, b + PART // 8 * 64, B_IS_NT, DTYPE)
+                left = wgmma(acc[:GROUPS_LEFT], a, b, B_IS_NT, DTYPE)
+                right = wgmma(acc[GROUPS_LEFT:], a, b + GROUPS_LEFT * 64, B_IS_NT, DTYPE)
                 acc = left + right
             acc = wgmma_wait(acc, STEPS_IN_FLIGHT * PARTS)
             if STEPS_IN_FLIGHT:
@@ -352,8 +352,7 @@ def _chunk_column(index, groups):
 @gluon.constexpr_function
 def _slabs(block_m, block_n, b_is_nt):
     """How many slabs a stage has. A row-major b is loaded by boxes of 64 columns, of which a tile may need less."""
-    columns = block_n if b_is_nt else (block_n + 63) // 64 * 64
-    return (block_m + columns) // 8
+    return (block_m + (block_n if b_is_nt else _round_up(block_n, 64))) // 8
 
 
 @gluon.constexpr_function

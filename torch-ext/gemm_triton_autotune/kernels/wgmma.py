@@ -49,9 +49,9 @@ def first_operand():
 
 @gluon.jit
 def wgmma(acc, a, b, B_IS_NT: gl.constexpr, DTYPE: gl.constexpr):
-    """``acc`` plus the product of 64 x 64 of a and 64 columns of k of b, once `wgmma_wait` was called.
+    """``acc`` plus the product of 64 x 64 of a and 64 rows of b, as wide as ``acc``, once `wgmma_wait` was called.
 
-    a, b: descriptors, of rows along k; of b, if not B_IS_NT, of k rows along n.
+    a, b: descriptors of rows along k, or (b, if not B_IS_NT) along n.
     """
     GROUPS: gl.constexpr = len(acc)
     layout: gl.constexpr = wgmma_layout(8)
