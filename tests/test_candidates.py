@@ -10,6 +10,7 @@ table_for = gemm_kernel.candidates.table_for
 config_problem = gemm_kernel.kernels.config_problem
 DeviceProperties = gemm_kernel.device.DeviceProperties
 
+HOPPER = TARGETS["sm_90"].properties
 DEVICES = {name: target.properties for name, target in TARGETS.items() if name != "sm_90"}
 DEVICES["xpu"] = DeviceProperties("xpu", None, 64, 131072)
 
@@ -46,30 +47,18 @@ def test_every_device_has_candidates_for_every_m(name, M):
     assert not [config for config in found if config_problem(config, DEVICES[name])]
 
 
-@pytest.fixture
-def hopper(monkeypatch):
-    """A Hopper on which `gluon` runs, whatever this process is."""
-    caches = gemm_kernel.defaults._options, gemm_kernel.defaults.default_configs
-    for name, value in (("INTERPRETED", False), ("IMPORT_PROBLEM", None)):
-        monkeypatch.setattr(gemm_kernel.kernels.gluon, name, value)
-    for cache in caches:
-        cache.cache_clear()
-    yield TARGETS["sm_90"].properties
-    for cache in caches:
-        cache.cache_clear()
-
-
+@pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
 @pytest.mark.parametrize("layout", ["NN", "NT"])
 @pytest.mark.parametrize("shape", [(384, 7168, 8192), (768, 10240, 5120), (4096, 4096, 4096)])
-def test_a_gluon_candidate_is_the_narrowest_with_its_rows_and_waves(hopper, shape, layout):
+def test_a_gluon_candidate_is_the_narrowest_with_its_rows_and_waves(families, shape, layout):
     M, N, K = shape
-    multiprocessors = gemm_kernel.cost_model.rates_for(hopper).multiprocessors
+    multiprocessors = gemm_kernel.cost_model.rates_for(HOPPER).multiprocessors
 
     def waves(block_m, block_n):
         return -(-(-(-M // block_m) * -(-N // block_n)) // multiprocessors)
 
     # The first is the default, which is from a list.
-    found = gemm_kernel.tuning.candidate_configs(M, N, K, hopper, layout)[1:]
+    found = gemm_kernel.tuning.candidate_configs(M, N, K, HOPPER, layout)[1:]
     sizes = [
         (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"])
         for config in found
@@ -88,12 +77,13 @@ def test_a_gluon_candidate_is_the_narrowest_with_its_rows_and_waves(hopper, shap
     assert len({size[0] for size in sizes}) > 1
 
 
-def test_a_gluon_candidate_has_the_deepest_ring_and_groups_of_as_many_rows(hopper):
-    found = gemm_kernel.tuning.candidate_configs(768, 10240, 5120, hopper, "NT")
+@pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
+def test_a_gluon_candidate_has_the_deepest_ring_and_groups_of_as_many_rows(families):
+    found = gemm_kernel.tuning.candidate_configs(768, 10240, 5120, HOPPER, "NT")
     for config in found:
         if config.get("kernel") == "gluon":
             deeper = {**config, "num_stages": config["num_stages"] + 1}
-            assert config["num_stages"] == 12 or config_problem(deeper, hopper) is not None
+            assert config["num_stages"] == 12 or config_problem(deeper, HOPPER) is not None
             assert config["GROUP_SIZE_M"] * config["BLOCK_SIZE_M"] == 1536
 
 

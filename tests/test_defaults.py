@@ -41,21 +41,6 @@ SIZES = [
 ]
 
 
-@pytest.fixture(params=["as here", "Hopper with Gluon"])
-def families(request, monkeypatch):
-    """The interpreter refuses Gluon; what a GPU would get is to be looked at, too."""
-    gluon = gemm_kernel.kernels.gluon
-    if request.param != "as here":
-        monkeypatch.setattr(gluon, "INTERPRETED", False)
-        monkeypatch.setattr(gluon, "IMPORT_PROBLEM", None)
-    gemm_kernel.defaults._options.cache_clear()
-    default_configs.cache_clear()
-    yield request.param
-    monkeypatch.undo()
-    gemm_kernel.defaults._options.cache_clear()
-    default_configs.cache_clear()
-
-
 @pytest.mark.parametrize("name", [*DEVICES, *UNKNOWN])
 def test_every_default_can_be_launched_and_the_last_one_everywhere(name, families):
     properties = {**DEVICES, **UNKNOWN}[name]
