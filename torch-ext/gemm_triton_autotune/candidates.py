@@ -224,13 +224,15 @@ def _launched_early(config: Config) -> list[Config]:
         return [{**config, "PDL": 1}]
     if kernel == "gemv":
         return [{**config, "PDL": 1}, {**config, "PDL": 1, "PREFETCH": 1}]
+    if kernel == "gluon":
+        return [{**config, "PDL": 2}, {**config, "PDL": 3}]
     # A few ten KiB of b for each program: more comes too late, or drives out what is still in use.
     block = config["BLOCK_SIZE_N"] * config["BLOCK_SIZE_K"] * 2
     less, more = (1 << max(size // block, 1).bit_length() - 1 for size in (32768, 65536))
     late = {**config, "PDL": 2}
     found = [late, *({**late, "PREFETCH": count} for count in sorted({less, more}))]
     # The longest start pays only where a call takes a few microseconds.
-    return found if kernel == "gluon" else [*found, {**late, "PDL": 1, "PREFETCH": less}]
+    return [*found, {**late, "PDL": 1, "PREFETCH": less}]
 
 
 def _best_by_model(

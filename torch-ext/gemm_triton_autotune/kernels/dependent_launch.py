@@ -22,13 +22,14 @@ import triton.language as tl
 from ..config import IntRange, Parameter
 from ..device import DeviceProperties
 
-# PDL 1 and 2: launch so, and let the next kernel be set up as soon as all programs of this one have begun (1) or have
-# read their part of a and b (2). Its programs take the places that are free: begun early they have the longest
-# start, begun late they are spread more evenly. A kernel that is launched so must call `wait_for_inputs` and
-# `inputs_are_read`, so only families that do take the key.
+# PDL 1, 2 and 3: launch so, and let the next kernel be set up as soon as all programs of this one have begun (1), have
+# read their part of a and b (2) or have ended (3). Its programs take the places that become free, in that order: begun
+# early they have the longest start; begun late those that follow each other are neighbours on the chip, too, which
+# read what both need once (`benchmarks/NOTES.md`, section 33). A kernel that is launched so must call
+# `wait_for_inputs` and `inputs_are_read`, so only families that do take the key.
 # PREFETCH: the blocks along K of its part of b that a program brings into L2 before it waits.
 PARAMETERS = {
-    "PDL": Parameter(IntRange(0, 2), default=0),
+    "PDL": Parameter(IntRange(0, 3), default=0),
     "PREFETCH": Parameter(IntRange(0, 16, power_of_two=True), default=0),
 }
 
@@ -47,7 +48,7 @@ def dependent_launch_problem(
 ) -> str | None:
     """Why a kernel cannot be launched as ``config`` says on such a device, or None."""
     if not config.get("PDL", 0):
-        return "PREFETCH needs PDL 1 or 2" if config.get("PREFETCH", 0) else None
+        return "PREFETCH needs PDL 1, 2 or 3" if config.get("PREFETCH", 0) else None
     # A line of L2 has 128 bytes: blocks of half a line would be counted twice.
     if config.get("PREFETCH", 0) and config["BLOCK_SIZE_K"] < 64:
         return f"PREFETCH needs a BLOCK_SIZE_K of 64 or more, got {config['BLOCK_SIZE_K']}"

@@ -21,11 +21,11 @@ from .dependent_launch import dependent_launch_problem
 from .descriptor import descriptor_problem, is_transposed, row_stride
 from .launch import INTERPRETED, Described, Launch, cdiv, shared_memory_problem
 
-# Gluon is experimental, and each release renames something: no version that was not compiled is taken. From 3.8 on a
-# view of shared memory may not be larger than what it is a view of, as the kernel's boxes in its ring are.
+# Gluon is experimental, and each release renames something: no version that was not compiled is taken.
+_TRITON = tuple(map(int, re.findall(r"\d+", triton.__version__)[:2]))
 try:
-    if not (3, 6) <= tuple(map(int, re.findall(r"\d+", triton.__version__)[:2])) <= (3, 7):
-        raise ImportError(f"Triton {triton.__version__} is neither 3.6 nor 3.7")
+    if not (3, 6) <= _TRITON <= (3, 9):
+        raise ImportError(f"Triton {triton.__version__} is not one of 3.6 to 3.9")
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -40,22 +40,25 @@ NAME = "gluon"
 PARAMETERS = {
     # 64 for each consumer
     "BLOCK_SIZE_M": Parameter(IntRange(64, 192)),
-    # a multiple of 8, of at most three powers of two
+    # a multiple of 8, but not 8 less than one of 64
     "BLOCK_SIZE_N": Parameter(IntRange(64, 352)),
     # 64 elements are the 128 bytes of a swizzled row of shared memory
     "BLOCK_SIZE_K": Parameter(IntRange(64, 64)),
     "GROUP_SIZE_M": Parameter(IntRange(1, 1 << 20)),
-    **dependent_launch.PARAMETERS,
+    "PDL": dependent_launch.PARAMETERS["PDL"],
 }
 
 # A consumer is one warpgroup; the compiler adds those of the further consumers and the loader's warp.
 _NUM_WARPS = 4
-# By BLOCK_SIZE_M. Up to these widths each tile compiles without a spill with Triton 3.6 and 3.7.
+# By BLOCK_SIZE_M. Up to these widths each tile compiles without a spill with Triton 3.6, 3.7, 3.8 and 3.9.
 _MOST_COLUMNS = {64: 352, 128: 352, 192: 200}
-# A descriptor of b for each power of two.
-_MOST_BOXES = 3
+# A descriptor of b for each size of its boxes.
+_MOST_BOX_SIZES = 3
 # Barriers, the arguments of the partitions and what aligns them: under 400 bytes in each version.
 _SHARED_MEMORY_EXTRA = 1024
+# From Triton 3.8 on a view of shared memory must not be larger than what it is one of. A box of 64 rows is then a view of
+# the whole ring, at a multiple of 64 rows, and each stage begins at one.
+_STAGE_ROWS_MULTIPLE = 8 if _TRITON < (3, 8) else 64
 _HOPPER_SHARED_MEMORY = 227 * 1024
 
 
@@ -63,60 +66,56 @@ def tiles() -> Iterator[tuple[int, int]]:
     """(BLOCK_SIZE_M, BLOCK_SIZE_N) of all that there are."""
     for block_m, most in _MOST_COLUMNS.items():
         for block_n in range(64, most + 1, 8):
-            if len(_boxes(block_n)) <= _MOST_BOXES:
+            if len(_box_sizes(block_n)) <= _MOST_BOX_SIZES:
                 yield block_m, block_n
 
 
-def _boxes(block_n: int) -> list[int]:
-    """The columns of b in boxes of TMA, whose sides Triton wants to be powers of two, and TMA up to 256."""
-    boxes = []
-    while block_n:
-        boxes.append(min(1 << block_n.bit_length() - 1, 256))
-        block_n -= boxes[-1]
-    return boxes
+def _box_sizes(block_n: int) -> list[int]:
+    """The columns of b in the boxes of TMA: as many of 64 as there are, then powers of two, as Triton wants them."""
+    return [64, *(size for size in (32, 16, 8) if block_n & size)]
 
 
-def most_stages(block_m: int, block_n: int, layout: str, limit: int | None = None) -> int:
+def most_stages(block_m: int, block_n: int, b_is_nt: bool, limit: int | None = None) -> int:
     """How deep a ring of such tiles fits into ``limit`` bytes of shared memory; deeper than 12 brings nothing."""
-    stage = _stage_bytes(block_m, block_n, layout == "NT")
-    left = (limit or _HOPPER_SHARED_MEMORY) - _SHARED_MEMORY_EXTRA - _chunk_bytes(block_m)
-    return min(left // stage, 12)
+    fitting = 12
+    limit = limit or _HOPPER_SHARED_MEMORY
+    while shared_memory(block_m, stage_rows(block_m, block_n, b_is_nt), fitting) > limit:
+        fitting -= 1
+    return fitting
 
 
-def shared_memory(config: Mapping[str, Any], b_is_nt: bool = True, staging: int = 1) -> int:
-    """Bytes of shared memory that ``config`` needs, with a margin of less than a KiB."""
-    block_m, block_n = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
-    ring = config["num_stages"] * _stage_bytes(block_m, block_n, b_is_nt)
-    return ring + staging * _chunk_bytes(block_m) + _SHARED_MEMORY_EXTRA
+def stage_rows(block_m: int, block_n: int, b_is_nt: bool) -> int:
+    """Rows of 128 bytes in a stage: those of a, then the columns of b, which if it is row-major come by 64."""
+    rows = block_m + (block_n if b_is_nt else cdiv(block_n, 64) * 64)
+    return cdiv(rows, _STAGE_ROWS_MULTIPLE) * _STAGE_ROWS_MULTIPLE
 
 
-def _stage_bytes(block_m: int, block_n: int, b_is_nt: bool) -> int:
-    # A row-major b is loaded by boxes of 64 columns.
-    return (block_m + (block_n if b_is_nt else cdiv(block_n, 64) * 64)) * 128
-
-
-def _chunk_bytes(block_m: int) -> int:
-    """64 columns of out of all consumers."""
-    return block_m * 128
+def shared_memory(block_m: int, rows: int, num_stages: int, staging: int = 1) -> int:
+    """Bytes of shared memory for stages of so many rows, and ``staging`` times 64 columns of out of all consumers, with a
+    margin of less than a KiB."""
+    return (num_stages * rows + staging * block_m) * 128 + _SHARED_MEMORY_EXTRA
 
 
 def config_problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
     return (
         _problem(config, properties)
         or dependent_launch_problem(config, properties)
-        or shared_memory_problem(shared_memory(config), properties)
+        or shared_memory_problem(_least_shared_memory(config), properties)
     )
+
+
+def _least_shared_memory(config: Mapping[str, Any]) -> int:
+    # Where a stage has more rows, fewer of them are used.
+    rows = config["BLOCK_SIZE_M"] + config["BLOCK_SIZE_N"]
+    return shared_memory(config["BLOCK_SIZE_M"], rows, config["num_stages"])
 
 
 def _problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
     block_m, block_n = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
     if block_m not in _MOST_COLUMNS:
         return f"BLOCK_SIZE_M must be one of {', '.join(map(str, _MOST_COLUMNS))}, got {block_m}"
-    if block_n % 8 or len(_boxes(block_n)) > _MOST_BOXES:
-        return (
-            f"BLOCK_SIZE_N must be a multiple of 8 that is a sum of at most {_MOST_BOXES} powers of two up to 256, "
-            f"got {block_n}"
-        )
+    if block_n % 8 or len(_box_sizes(block_n)) > _MOST_BOX_SIZES:
+        return f"BLOCK_SIZE_N must be a multiple of 8, but not 8 less than a multiple of 64, got {block_n}"
     if block_n > _MOST_COLUMNS[block_m]:
         return f"has no {block_m}x{block_n} tile: with that many rows up to {_MOST_COLUMNS[block_m]} columns"
     if config["num_warps"] != _NUM_WARPS:
@@ -139,13 +138,10 @@ def _problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> 
 def operand_problem(
     config: Mapping[str, Any], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
 ) -> str | None:
-    b_is_nt = is_transposed(b)
     return (
         descriptor_problem("a", a)
-        or descriptor_problem("b", b.t() if b_is_nt else b)
+        or descriptor_problem("b", b.t() if is_transposed(b) else b)
         or descriptor_problem("out", out, written=True)
-        # What does not follow from the configuration alone.
-        or shared_memory_problem(shared_memory(config, b_is_nt), device_properties(a.device))
     )
 
 
@@ -157,10 +153,12 @@ def prepare(
     block_m, block_n, block_k = (config[f"BLOCK_SIZE_{side}"] for side in "MNK")
     b_is_nt = is_transposed(b)
     rows_of_b = b.t() if b_is_nt else b
-    boxes = [(columns, block_k) for columns in _boxes(block_n)] if b_is_nt else [(block_k, 64)]
+    boxes = [(columns, block_k) for columns in _box_sizes(block_n)] if b_is_nt else [(block_k, 64)]
     described_b = [Described("b", _describe(rows_of_b, box)) for box in boxes]
     properties = device_properties(a.device)
     limit = properties.shared_memory or _HOPPER_SHARED_MEMORY
+    rows = stage_rows(block_m, block_n, b_is_nt)
+    num_stages = min(config["num_stages"], most_stages(block_m, block_n, b_is_nt, limit))
     # One CTA fills a multiprocessor, and each takes as many tiles as the others, or one less.
     tiles = cdiv(M, block_m) * cdiv(N, block_n)
     return Launch(
@@ -169,21 +167,19 @@ def prepare(
         operands=(
             Described("a", _describe(a, (64, block_k))),
             *described_b,
-            *[None] * (_MOST_BOXES - len(described_b)),
+            *[None] * (_MOST_BOX_SIZES - len(described_b)),
             Described("out", _describe(out, (64, 64))),
-            "b" if config.get("PREFETCH", 0) else None,
             "bias",
         ),
-        values=(M, N, K, *b.stride())
-        + (block_m, block_n, block_k, config["GROUP_SIZE_M"], config["num_stages"])
+        values=(M, N, K)
+        + (block_m, block_n, block_k, config["GROUP_SIZE_M"], num_stages, rows)
         + (
-            2 if shared_memory(config, b_is_nt, staging=2) <= limit else 1,
+            2 if shared_memory(block_m, rows, num_stages, staging=2) <= limit else 1,
             # A step stays in flight while the next one is waited for, unless two other consumers multiply meanwhile or
             # the ring is short: its stage is free a step later (`benchmarks/NOTES.md`, section 31).
-            1 if block_m == 64 or block_m == 128 and config["num_stages"] >= 5 else 0,
+            1 if block_m == 64 or block_m == 128 and num_stages >= 5 else 0,
             b_is_nt,
             config.get("PDL", 0),
-            config.get("PREFETCH", 0),
         ),
         options=dependent_launch.options(config),
     )

@@ -19,53 +19,47 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from .dependent_launch import gdc_launch_dependents, gdc_wait
-from .wgmma import (
-    first_operand,
-    wgmma,
-    wgmma_columns,
-    wgmma_layout,
-    wgmma_wait,
-    wgmma_zeros,
-)
+from .wgmma import first_operand, wgmma, wgmma_columns, wgmma_layout, wgmma_wait, wgmma_zeros
 
-_tma_load = tma.async_copy_global_to_shared
-_tma_store = tma.async_copy_shared_to_global
-_view = gl.shared_memory_descriptor._reinterpret
+# Triton 3.8 renamed the two copies and 3.9 the view; each name is looked up once, for all versions.
+_tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+_tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+_view = (
+    gl.shared_memory_descriptor.reinterpret
+    if hasattr(gl.shared_memory_descriptor, "reinterpret")
+    else gl.shared_memory_descriptor._reinterpret
+)
 
 
 # One compile serves every size: nothing here gains from knowing that one is divisible.
-@gluon.jit(do_not_specialize=["M", "N", "K", "stride_bk", "stride_bn"])
+@gluon.jit(do_not_specialize=["M", "N", "K"])
 def gluon_gemm_kernel(
-    # TMA descriptors: a and out in boxes of 64 x 64; b, if B_IS_NT, in boxes of 64 along k whose columns are together
-    # BLOCK_SIZE_N, from wide to narrow, and None for those that it does not take; else in one of 64 x 64
+    # TMA descriptors, in boxes of 64 x 64; and if B_IS_NT the one or two boxes of b beyond a multiple of 64 columns,
+    # the wider first, else None
     a_desc,
     b_desc,
     b_desc_2,
     b_desc_3,
     out_desc,
-    # b, to be prefetched, or None
-    b_ptr,
     # (N,), or None
     bias_ptr,
     # shape
     M,
     N,
     K,
-    # strides in elements
-    stride_bk,
-    stride_bn,
     # tile
     BLOCK_SIZE_M: gl.constexpr,
     BLOCK_SIZE_N: gl.constexpr,
     BLOCK_SIZE_K: gl.constexpr,
     GROUP_SIZE_M: gl.constexpr,
     NUM_STAGES: gl.constexpr,
+    # of a and b in each stage, of 128 bytes: a multiple of 8, or (what each Triton takes) of 64
+    STAGE_ROWS: gl.constexpr,
     # chunks of out that a consumer may have on their way to memory, and steps that it may have in wgmma: 0 or 1
     STAGING: gl.constexpr,
     STEPS_IN_FLIGHT: gl.constexpr,
     B_IS_NT: gl.constexpr,
     PDL: gl.constexpr,
-    PREFETCH: gl.constexpr,
 ):
     """out = a @ b + bias; a (M, K) row-major, b (K, N) row-major or (if B_IS_NT) column-major, out (M, N).
 
@@ -78,8 +72,8 @@ def gluon_gemm_kernel(
     CONSUMERS: gl.constexpr = BLOCK_SIZE_M // 64
     # `wgmma` finds its operands here because no other buffer is as large. In slabs of 8 rows of 128 bytes, after which
     # the swizzle starts over.
-    SLABS: gl.constexpr = _slabs(BLOCK_SIZE_M, BLOCK_SIZE_N, B_IS_NT)
-    ring = gl.allocate_shared_memory(dtype, [NUM_STAGES * SLABS, 8, BLOCK_SIZE_K], a_desc.layout)
+    RING_SLABS: gl.constexpr = NUM_STAGES * (STAGE_ROWS // 8)
+    ring = gl.allocate_shared_memory(dtype, [RING_SLABS, 8, BLOCK_SIZE_K], a_desc.layout)
     out_chunks = gl.allocate_shared_memory(dtype, [CONSUMERS * STAGING, 64, 64], out_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
@@ -90,13 +84,6 @@ def gluon_gemm_kernel(
     fence_async_shared()
 
     pid_m, pid_n = _tile_position(gl.program_id(0), M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M)
-    if PREFETCH > 0:
-        # CTAs that need the same columns of b share out its steps.
-        for i in gl.static_range(PREFETCH):
-            step = (pid_m * PREFETCH + i) % _cdiv(K, BLOCK_SIZE_K)
-            _prefetch_b(
-                b_ptr, pid_n * BLOCK_SIZE_N, step * BLOCK_SIZE_K, N, K, stride_bk, stride_bn, BLOCK_SIZE_N, B_IS_NT
-            )  # fmt: skip
     if PDL:
         gdc_wait()
     if PDL == 1:
@@ -134,33 +121,6 @@ def gluon_gemm_kernel(
 
 
 @gluon.jit
-def _prefetch_b(
-    b_ptr, first_n, first_k, N, K, stride_bk, stride_bn, BLOCK_SIZE_N: gl.constexpr, B_IS_NT: gl.constexpr
-):  # fmt: skip
-    """Bring the 64 x BLOCK_SIZE_N part of b at (first_k, first_n) into L2, by lines of 64 elements."""
-    # A line for each thread of the first partition.
-    LINES: gl.constexpr = 128
-    for first in gl.static_range(0, _round_up(BLOCK_SIZE_N, 64), LINES):
-        offs = first + gl.arange(0, LINES, layout=gl.BlockedLayout([1], [32], [4], [0]))
-        if B_IS_NT:
-            offs_n = first_n + offs
-            offs_k = first_k + offs * 0
-        else:
-            offs_n = first_n + offs // 64 * 64
-            offs_k = first_k + offs % 64
-        offs_n = gl.minimum(offs_n, N - 1).to(gl.int64)
-        offs_k = gl.minimum(offs_k, K - 1).to(gl.int64)
-        gl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [b_ptr + offs_n * stride_bn + offs_k * stride_bk],
-            dtype=gl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@gluon.jit
 def _loader(
     loads,
     empty,
@@ -191,6 +151,10 @@ def _loader(
             _load_step(loads, row, column, step, stage, BLOCK_SIZE_M, BLOCK_SIZE_N, B_IS_NT)
             stage, phase = _next_stage(stage, phase, NUM_STAGES)
     if PDL == 2:
+        # Not before the last step was multiplied: the CTAs that come next take places in the order in which these
+        # become free, and neighbours that do not end together would be torn apart.
+        last = gl.where(stage == 0, NUM_STAGES - 1, stage - 1)
+        mbarrier.wait(empty.index(last), gl.where(stage == 0, phase, phase ^ 1))
         gdc_launch_dependents()
 
 
@@ -200,31 +164,43 @@ def _load_step(
 ):  # fmt: skip
     """Load one k step of the tile at `row` and `column` into a stage that is free: the rows of a, then b."""
     a_desc, b_desc, b_desc_2, b_desc_3, ring, full = loads
-    SLABS: gl.constexpr = _slabs(BLOCK_SIZE_M, BLOCK_SIZE_N, B_IS_NT)
+    SLABS: gl.constexpr = ring.shape[0] // full.shape[0]
     barrier = full.index(stage)
-    mbarrier.expect(barrier, SLABS * 1024)
+    mbarrier.expect(barrier, _step_bytes(BLOCK_SIZE_M, BLOCK_SIZE_N, B_IS_NT))
     k = step * ring.shape[2]
     slab = stage * SLABS
     for i in gl.static_range(BLOCK_SIZE_M // 64):
-        _load_box(a_desc, row + i * 64, k, barrier, ring, slab + i * 8)
+        _load_box(a_desc, row + i * 64, k, barrier, ring, slab + i * 8, SLABS)
     slab += BLOCK_SIZE_M // 8
     if B_IS_NT:
-        _load_box(b_desc, column, k, barrier, ring, slab)
+        for i in gl.static_range(BLOCK_SIZE_N // 64):
+            _load_box(b_desc, column + i * 64, k, barrier, ring, slab + i * 8, SLABS)
         if b_desc_2 is not None:
-            BOX: gl.constexpr = b_desc.block_shape[0]
-            _load_box(b_desc_2, column + BOX, k, barrier, ring, slab + BOX // 8)
+            BOXES: gl.constexpr = BLOCK_SIZE_N // 64 * 64
+            _load_box(b_desc_2, column + BOXES, k, barrier, ring, slab + BOXES // 8, SLABS)
         if b_desc_3 is not None:
-            BOXES: gl.constexpr = b_desc.block_shape[0] + b_desc_2.block_shape[0]
-            _load_box(b_desc_3, column + BOXES, k, barrier, ring, slab + BOXES // 8)
+            MORE: gl.constexpr = BLOCK_SIZE_N // 64 * 64 + b_desc_2.block_shape[0]
+            _load_box(b_desc_3, column + MORE, k, barrier, ring, slab + MORE // 8, SLABS)
     else:
         for i in gl.static_range(_round_up(BLOCK_SIZE_N, 64) // 64):
-            _load_box(b_desc, k, column + i * 64, barrier, ring, slab + i * 8)
+            _load_box(b_desc, k, column + i * 64, barrier, ring, slab + i * 8, SLABS)
 
 
 @gluon.jit
-def _load_box(desc, row, column, barrier, ring, slab):
-    box = _view(ring.index(slab), ring.dtype, desc.block_shape, desc.layout)
-    _tma_load(desc, [row, column], barrier, box)
+def _load_box(desc, row, column, barrier, ring, slab, SLABS: gl.constexpr):
+    _tma_load(desc, [row, column], barrier, _box(ring, slab, SLABS, desc.block_shape[0]))
+
+
+@gluon.jit
+def _box(ring, slab, SLABS: gl.constexpr, ROWS: gl.constexpr):
+    """ROWS of `ring`, whose stages have SLABS, from `slab` on."""
+    if SLABS % 8 == 0:
+        COUNT: gl.constexpr = ring.shape[0] * 8 // ROWS
+        boxes = _view(ring, ring.dtype, [COUNT, ROWS, ring.shape[2]], ring.layout)
+        box = boxes.index(slab * 8 // ROWS)
+    else:
+        box = _view(ring.index(slab), ring.dtype, [ROWS, ring.shape[2]], ring.layout)
+    return box
 
 
 @gluon.jit
@@ -320,8 +296,7 @@ def _store(
     STAGING: gl.constexpr = out_chunks.shape[0] // CONSUMERS
     for i in gl.static_range(CHUNKS):
         if i < FREE_STAGES:
-            slab = ring.index(i * SLABS + CONSUMER * 8)
-            chunk = _view(slab, ring.dtype, [64, 64], out_chunks.layout)
+            chunk = _box(ring, i * SLABS + CONSUMER * 8, SLABS, 64)
         else:
             chunk = out_chunks.index(CONSUMER * STAGING + i % STAGING)
             # The store that last read this chunk is STAGING stores ago, except where a tile begins and the
@@ -350,9 +325,9 @@ def _chunk_column(index, groups):
 
 
 @gluon.constexpr_function
-def _slabs(block_m, block_n, b_is_nt):
-    """How many slabs a stage has. A row-major b is loaded by boxes of 64 columns, of which a tile may need less."""
-    return (block_m + (block_n if b_is_nt else _round_up(block_n, 64))) // 8
+def _step_bytes(block_m, block_n, b_is_nt):
+    """What TMA brings for a step. A row-major b comes in boxes of 64 columns, of which a tile may need less."""
+    return (block_m + (block_n if b_is_nt else _round_up(block_n, 64))) * 128
 
 
 @gluon.constexpr_function
