@@ -74,12 +74,19 @@ def gluon(block_m, block_n):
 
 
 @pytest.mark.parametrize("columns", [64, 72, 168, 328])
-def test_a_gluon_tile_takes_as_long_as_it_has_columns(columns):
-    assert blocks(64, columns, 640, gluon(64, columns)) == 10 * columns / 64
+def test_a_gluon_tile_takes_as_long_as_it_has_columns_and_longer_the_more_it_reads(columns):
+    # 64 x `columns` of out for (64 + columns) written and as many read.
+    used = 2 * (64 + columns) / (64 * columns)
+    longer = (1 + cost_model._SHARED_MEMORY * used) / (1 + cost_model._SHARED_MEMORY / 32)
+    longer *= cost_model._TWO_PARTS if columns > 256 else 1
+    assert blocks(64, columns, 640, gluon(64, columns)) == pytest.approx(
+        10 * columns / 64 * longer, rel=1e-3
+    )
 
 
 def test_a_further_gluon_tile_waits_until_the_one_before_is_stored():
-    rates = cost_model.rates_for(None)._replace(multiprocessors=1, memory_bytes_per_us=1e18)
+    # A multiplication is all that counts.
+    rates = cost_model.Rates(1, 0.085, 1e18, 1e18)
     K = 1 << 16
     for make, more_us in ((gluon, cost_model._STORE_US), (tile, 0)):
         one, two, three = (
@@ -88,6 +95,13 @@ def test_a_further_gluon_tile_waits_until_the_one_before_is_stored():
         wave_us = one - cost_model._LAUNCH_US
         assert two - one == pytest.approx(wave_us + more_us)
         assert three - two == pytest.approx(wave_us + more_us)
+
+
+def test_a_row_of_gluon_tiles_alone_loads_more_slowly():
+    # What comes in is all that counts.
+    rates = cost_model.Rates(1 << 20, 1e-9, 1.0, 1e18)
+    alone, shared = (cost_model.time_us(gluon(64, 64), M, 64, 1 << 16, rates) for M in (64, 65))
+    assert alone / shared == pytest.approx(cost_model._ALONE, rel=1e-3)
 
 
 def test_a_row_major_b_is_loaded_by_64_columns_and_slowly_where_they_are_out_of_line():

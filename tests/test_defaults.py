@@ -114,6 +114,9 @@ CHOICES = {
     "a row that a longer tile pads": ((1, 16896, 512, "NT"), {"kernel": "gemv", "BLOCK_SIZE_N": 4, "BLOCK_SIZE_K": 512}),
     "the largest small weight": ((1, 4096, 4096, "NN"), {"kernel": "swap", "PDL": 1, "PREFETCH": 2}),
     "a larger one": ((1, 4096, 4104, "NN"), {"kernel": "swap", "PDL": 2, "PREFETCH": None}),
+    "two rows of tiles": ((128, 5120, 8192, "NT"), {"kernel": "gluon", "BLOCK_SIZE_M": 64, "PDL": 2}),
+    "more rows, in one wave": ((192, 5120, 8192, "NT"), {"kernel": "gluon", "BLOCK_SIZE_M": 64, "PDL": 3}),
+    "more than one wave": ((4096, 4096, 4096, "NT"), {"kernel": "gluon", "PDL": 2}),
 }
 # fmt: on
 
@@ -140,9 +143,9 @@ def test_few_rows_get_small_tiles_on_other_devices():
 
 def test_what_is_fetched_ahead_is_a_block_at_least_and_only_before_an_early_start():
     tile = {**conservative_config(64), "kernel": "tma", "BLOCK_SIZE_N": 320, "BLOCK_SIZE_K": 64}
-    fetching = gemm_kernel.defaults._for_small_weight
-    assert fetching({**tile, "PDL": 2}, 4096, 4096) == {**tile, "PDL": 2, "PREFETCH": 1}
-    assert fetching(tile, 4096, 4096) == tile
+    started = gemm_kernel.defaults._started_well
+    assert started({**tile, "PDL": 2}, 64, 4096, 4096, 132) == {**tile, "PDL": 2, "PREFETCH": 1}
+    assert started(tile, 64, 4096, 4096, 132) == tile
 
 
 @pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)

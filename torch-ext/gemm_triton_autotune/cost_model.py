@@ -43,10 +43,18 @@ _WAVE_US = 0.1
 _SPLIT_US = 2.0
 # A wgmma of 16 or 32 columns takes as long as one of 16 more; `gluon` has none.
 _NARROW_PART = 16
-# Of `gluon`: what it takes to store a tile before the next; and how much longer it takes to load boxes of a row-major b
-# that begin at no multiple of 64 columns (`benchmarks/NOTES.md`, section 31).
+# Of `gluon` (`benchmarks/NOTES.md`, sections 31 and 33): how much faster tiles come in, as its loader waits for no
+# multiplication; how much more slowly where there is one row of them, so that no neighbour loads the same columns of b;
+# and boxes of a row-major b that begin at no multiple of 64 columns.
+_LOADER = 1.1
+_ALONE = 1.15
+_MISALIGNED = 2.0
+# How much longer a multiplication takes the more it uses shared memory, to which a step's rows and columns are written
+# and from which each consumer reads its rows and all columns; and if a lone consumer has two for each step.
+_SHARED_MEMORY = 6.0
+_TWO_PARTS = 1.05
+# What it takes to store a tile before the next.
 _STORE_US = 0.9
-_MISALIGNED = 1.5
 
 
 def rates_for(properties: DeviceProperties | None) -> Rates:
@@ -80,7 +88,15 @@ def time_us(
     loaded = block_m + block_n
     if is_gluon and layout == "NN" and block_n % 64:
         loaded = block_m + _MISALIGNED * cdiv(block_n, 64) * 64
-    block_us = max(rows * columns * (rates.block_us / 4096), loaded * 128 / rates.tile_bytes_per_us)
+    multiply_us = rows * columns * (rates.block_us / 4096)
+    load_us = loaded * 128 / rates.tile_bytes_per_us
+    if is_gluon:
+        load_us *= (_ALONE if block_m >= M else 1) / _LOADER
+        # 128 x 256 uses 1 / 32.
+        used = 1 / block_m + 1 / block_n + 1 / 64 + 1 / block_n
+        multiply_us *= (1 + _SHARED_MEMORY * used) / (1 + _SHARED_MEMORY / 32)
+        multiply_us *= _TWO_PARTS if block_m == 64 and block_n > 256 else 1
+    block_us = max(multiply_us, load_us)
     waves = cdiv(cdiv(M, block_m) * cdiv(N, block_n) * split, rates.multiprocessors)
     # K is padded to whole steps.
     block_k = config["BLOCK_SIZE_K"]

@@ -94,18 +94,18 @@ def _few_rows_options(layout: str) -> Iterator[_Option]:
 
 
 def _gluon_options(layout: str) -> Iterator[_Option]:
-    # Of all tiles those that are missed the most (`benchmarks/NOTES.md`, section 31), as each one is a compile. A
+    # Of all tiles those that are missed the most (`benchmarks/NOTES.md`, section 33), as each one is a compile. A
     # row-major b is loaded by boxes of 64 columns, and slowly where they do not begin at a multiple of 64.
     columns = {
         "NT": {
-            64: (80, 128, 160, 192, 224, 256),
-            128: (80, 112, 128, 160, 176, 192, 224, 256, 320, 352),
-            192: (96, 112, 136, 160, 192),
+            64: (64, 80, 96, 112, 128, 144, 160, 192, 200, 224, 240, 256),
+            128: (128, 160, 176, 192, 224, 256, 280, 320, 328, 352),
+            192: (96, 112, 160, 192),
         },
         "NN": {
-            64: (128, 192, 256, 320),
+            64: (64, 128, 192, 256, 320),
             128: (128, 192, 224, 256, 320, 352),
-            192: (112, 160, 192),
+            192: (112, 128, 144, 160, 192),
         },
     }
     for block_m, widths in columns[layout].items():
@@ -118,7 +118,7 @@ def gluon_config(
 ) -> Config:
     """A `gluon` tile with as deep a ring as fits."""
     limit = properties.shared_memory if properties else None
-    stages = kernels.gluon.most_stages(block_m, block_n, layout, limit)
+    stages = kernels.gluon.most_stages(block_m, block_n, layout == "NT", limit)
     config = make_config("gluon", block_m, block_n, 64, 4, stages)
     return {**config, "GROUP_SIZE_M": _GROUP_ROWS // block_m}
 
@@ -176,7 +176,7 @@ def default_configs(
         if family not in best or rank < best[family][0]:
             best[family] = rank, config
     ranked = sorted(best.values(), key=lambda one: one[0])
-    found = [_for_small_weight(config, N, K) for _, config in ranked]
+    found = [_started_well(config, M, N, K, rates.multiprocessors) for _, config in ranked]
     conservative = conservative_config(M)
     return (*(config for config in found if config != conservative), conservative)
 
@@ -220,10 +220,21 @@ def _rank(
     return (kind, *cost(config, M, N, K, rates, layout))
 
 
-def _for_small_weight(config: Config, N: int, K: int) -> Config:
-    """What starts early brings 32 KiB of a small b into L2 meanwhile; `swap` starts as early as can be."""
+def _started_well(config: Config, M: int, N: int, K: int, multiprocessors: int) -> Config:
+    """``config``, which may start early, as early as is good for such a call.
+
+    Where one wave of small `gluon` tiles has more than two rows of them, it matters more that neighbours stay
+    neighbours. What else starts early brings 32 KiB of a small b into L2 meanwhile; `swap` starts as early as can be.
+    """
     family = family_of(config)
-    if not config.get("PDL") or _SMALL_WEIGHT.get(family, 0) < N * K:
+    if not config.get("PDL"):
+        return config
+    if family == "gluon":
+        rows = cdiv(M, config["BLOCK_SIZE_M"])
+        is_one_wave = rows * cdiv(N, config["BLOCK_SIZE_N"]) <= multiprocessors
+        is_small = config["BLOCK_SIZE_M"] == 64
+        return {**config, "PDL": 3} if is_one_wave and is_small and rows > 2 else config
+    if _SMALL_WEIGHT.get(family, 0) < N * K:
         return config
     # At least a block: some are larger.
     blocks = max(16384 // (config["BLOCK_SIZE_N"] * config["BLOCK_SIZE_K"]), 1)
