@@ -69,7 +69,7 @@ def _parser() -> _Parser:
         type=_positive,
         nargs="+",
         action="extend",
-        help="values of M to tune; what the file has of others stays (default: 20 from 1 to 8192)",
+        help="values of M to tune; what the file has of others stays (default: 26 from 1 to 8192)",
     )
     what.add_argument(
         "--layout",

@@ -44,6 +44,9 @@ SUITE = (
     (8192, 1024), (7168, 8192), (8192, 3584), (10240, 5120), (5120, 8192), (51200, 5120),
     (5120, 25600), (128256, 4096),
 )  # fmt: skip
+SUITE_MS = (
+    1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192,
+)  # fmt: skip
 WRONG = "wrong result"
 
 
@@ -127,7 +130,7 @@ def _weight(text: str) -> tuple[int, int]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", type=_weight, default=list(SUITE), metavar="NxK")
-    parser.add_argument("--m", type=int, nargs="+", default=list(tuning.TUNED_MS))
+    parser.add_argument("--m", type=int, nargs="+", default=list(SUITE_MS))
     parser.add_argument("--layouts", nargs="+", choices=("NN", "NT"), default=["NT", "NN"])
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     parser.add_argument(
