@@ -247,17 +247,22 @@ for index, (block_m, block_n) in enumerate(tiles):
     # The ring is the largest buffer at its shallowest, too.
     stages = gluon.most_stages(block_m, block_n, layout == "NT") if index % 3 else 2
     config = dict(BLOCK_SIZE_M=block_m, BLOCK_SIZE_N=block_n, BLOCK_SIZE_K=64, GROUP_SIZE_M=8,
-                  num_warps=4, num_stages=stages)
+                  num_warps=4, num_stages=stages, PDL=index // 4 % 4)
     a, b, out = torch.empty(3, 64, 64, dtype=(torch.float16, torch.bfloat16)[index // 2 % 2])
     b = b.t() if layout == "NT" else b
     launch = gluon.prepare(a, b, out, config)
     compiled = launch.kernel.warmup(*launch.arguments(a, b, out), grid=launch.grid,
-                                    num_warps=4, num_stages=stages)
+                                    num_warps=4, num_stages=stages, **launch.options)
     values = dict(zip(launch.kernel.arg_names[-len(launch.values) :], launch.values))
     needed = gluon.shared_memory(block_m, values["STAGE_ROWS"], stages, values["STAGING"])
     assert 0 <= needed - compiled.metadata.shared < 1024, (config, needed)
     assert needed <= 227 * 1024, config
     ptx = compiled.asm["ptx"]
+    before, *after = ptx.split("griddepcontrol.launch_dependents")
+    assert len(after) == (config["PDL"] in (1, 2)), config
+    # What follows takes places when this kernel's last step is multiplied, not loaded: the loader waits once more.
+    waits_last = before.rfind("mbarrier.try_wait") > before.rfind("cp.async.bulk.tensor.2d.shared::cluster.global")
+    assert waits_last == (config["PDL"] == 2) or not after, config
     width = block_n if block_n <= 256 else 192
     assert f".m64n{width}k16." in ptx and f".m64n{block_n - width or width}k16." in ptx
     # The ring lies at the start of shared memory: rows of a in its stages, where out is staged at last, are the only
