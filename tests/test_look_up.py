@@ -52,9 +52,9 @@ ROWS_128 = make_config("tma", 64, 128, 64, 4, 8)
 ROWS_192 = make_config("tma", 192, 64, 64, 4, 7, SWAP=1)
 
 
-def entry_for(M, entries, n=7168, k=8192, accepts=None, properties=HOPPER):
+def entry_for(M, entries, n=7168, k=8192, accepts=None, properties=HOPPER, layout="NT"):
     tuned = gemm_kernel.tuned_file.TunedConfigs(Path(), entries)
-    return gemm_kernel.selection.entry_for(M, n, k, tuned, properties, accepts)
+    return gemm_kernel.selection.entry_for(M, n, k, tuned, properties, layout, accepts)
 
 
 def test_a_tile_that_the_last_rows_overflow_gives_way():
@@ -128,17 +128,72 @@ def test_on_other_devices_only_doubled_work_counts(properties):
     assert entry_for(100, {96: ROWS_96, 128: ROWS_128}, properties=properties) == 128
 
 
+# 128 tiles of 256 x 5120, one wave; 300 rows of it are 160.
+ONE_WAVE = make_config("gluon", 64, 160, 64, 4, 6)
+
+
+@pytest.fixture
+def on_hopper(tuned_dir, monkeypatch):
+    """The device, looked up for as an H200."""
+    for module in (tuning, gemm_kernel.explanation, gemm_kernel.warm_up):
+        monkeypatch.setattr(module, "device_properties", lambda device: HOPPER)
+    return torch.device("cpu")
+
+
+@pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
+def test_a_tile_that_suits_far_less_than_the_default_s_gives_way_to_it(
+    families, on_hopper, tuned_dir
+):
+    n, k = 5120, 25600
+    path = write(tuned_dir, {"256": ONE_WAVE}, n, k, "NT", on_hopper)
+    default = tuning.default_config(300, n, k, on_hopper, "NT")
+    assert default["kernel"] == "gluon"
+    assert tuning.get_config(256, n, k, on_hopper, "NT") == ONE_WAVE
+    assert tuning.get_config(300, n, k, on_hopper, "NT") == default
+    text = gemm_kernel.explain(300, n, k, on_hopper, "NT")
+    assert (
+        f"by the work model its tile suits so many rows better than the nearest entry of {path}"
+        in text
+    )
+    # Not if the operands do not allow the default.
+    refuse_it = lambda config: config != default  # noqa: E731
+    assert tuning.get_config(300, n, k, on_hopper, "NT", refuse_it) == ONE_WAVE
+
+
+@pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
+def test_only_a_gluon_tile_gives_way_to_the_default_and_only_for_much(families):
+    for M, config in ((300, ONE_WAVE), (256, {**ONE_WAVE, "BLOCK_SIZE_N": 192})):
+        assert entry_for(M, {64: config}, 5120, 25600) is None
+    # The model knows little of others,
+    assert entry_for(300, {64: {**ONE_WAVE, "kernel": "tma"}}, 5120, 25600) == 64
+    # other devices have none,
+    assert entry_for(300, {64: ONE_WAVE}, 5120, 25600, properties=None) == 64
+    # and what takes a little longer was measured, though not for these rows.
+    assert entry_for(250, {64: {**ONE_WAVE, "BLOCK_SIZE_N": 168}}, 5120, 25600) == 64
+
+
+@pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
+def test_warmup_knows_which_rows_get_the_default_beside_a_file(families, on_hopper, tuned_dir):
+    n, k = 5120, 25600
+    write(tuned_dir, {"256": ONE_WAVE}, n, k, "NT", on_hopper)
+    tuned = tuning._load_tuned_configs(n, k, on_hopper, "NT")
+    rows = gemm_kernel.warm_up._rows_of_each_default(n, k, on_hopper, "NT", tuned)
+    warmed = [ONE_WAVE, *(tuning.get_config(M, n, k, on_hopper, "NT") for M in rows)]
+    assert all(tuning.get_config(M, n, k, on_hopper, "NT") in warmed for M in range(1, 8193, 7))
+    assert 5 < len(rows) < 40
+
+
 def test_what_suits_is_computed_once_for_an_m(monkeypatch):
     tuned = gemm_kernel.tuned_file.TunedConfigs(Path(), {96: ROWS_96, 128: ROWS_128})
     look_up = gemm_kernel.selection.entry_for
-    assert look_up(100, 7168, 8192, tuned, HOPPER) == 128
+    assert look_up(100, 7168, 8192, tuned, HOPPER, "NT") == 128
     monkeypatch.setattr(gemm_kernel.selection, "time_us", None)
-    assert look_up(100, 7168, 8192, tuned, HOPPER, lambda config: True) == 128
+    assert look_up(100, 7168, 8192, tuned, HOPPER, "NT", lambda config: True) == 128
     # And not for ever more of them.
     monkeypatch.undo()
     monkeypatch.setattr(gemm_kernel.selection, "_MAX_KEPT", 10)
     for M in range(100, 200):
-        look_up(M, 7168, 8192, tuned, HOPPER)
+        look_up(M, 7168, 8192, tuned, HOPPER, "NT")
     assert list(tuned.suiting) == list(range(190, 200))
 
 
@@ -146,7 +201,7 @@ def test_what_suits_one_m_is_not_used_for_another():
     many = make_config("gluon", 128, 256, 64, 4, 4)
     tuned = gemm_kernel.tuned_file.TunedConfigs(Path(), {10_000: many, 60_000: many})
     used = {
-        M: gemm_kernel.selection.entry_for(M, 7168, 8192, tuned, HOPPER)
+        M: gemm_kernel.selection.entry_for(M, 7168, 8192, tuned, HOPPER, "NT")
         for M in (9000, 50_000, 20_000)
     }
     assert used == {9000: 10_000, 50_000: 60_000, 20_000: 10_000}

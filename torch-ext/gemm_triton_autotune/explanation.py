@@ -26,7 +26,8 @@ def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: 
     device = resolve_device(device)
     check_problem([M], N, K, layout)
     tuned = tuning._load_tuned_configs(N, K, device, layout)
-    entry_m = None if tuned is None else entry_for(M, N, K, tuned, device_properties(device))
+    properties = device_properties(device)
+    entry_m = None if tuned is None else entry_for(M, N, K, tuned, properties, layout)
     if entry_m is not None:
         config = tuned[entry_m]
         nearest = "the nearest in log space"
@@ -40,7 +41,7 @@ def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: 
         )
     else:
         config = tuning.default_config(M, N, K, device, layout)
-        why = f"the default, because {_why_default(N, K, device, layout, tuned)}"
+        why = f"the default, because {_why_default(M, N, K, device, layout, tuned)}"
     problem = f"(M={M}, K={K}) @ (K={K}, N={N}), {layout}, on {device_name(device)}"
     return tuning.printable(f"{problem}: {config}, {why}.")
 
@@ -57,8 +58,10 @@ def _times_in_words(path: Path, M: int, config: Config) -> str:
 
 
 def _why_default(
-    N: int, K: int, device: torch.device, layout: str, tuned: TunedConfigs | None
+    M: int, N: int, K: int, device: torch.device, layout: str, tuned: TunedConfigs | None
 ) -> str:
+    if tuned and tuned.nearest(M) is not None:
+        return f"by the work model its tile suits so many rows better than the nearest entry of {tuned.path}"
     if tuned:
         return (
             f"M is more than {REACH} times outside M={min(tuned)} to {max(tuned)} of {tuned.path}"

@@ -1,9 +1,10 @@
-"""Which entry of a tuned file serves a call: that of its very M, else the nearest M whose tile suits.
+"""Which entry of a tuned file serves a call: that of its very M, else the nearest M whose tile suits, or none.
 
 Nearest in log space alone is not enough. A tile that holds all 96 rows for which it won takes twice as long for
 100, because the last four take a second one; up to three times as long as torch.mm was measured
 (`benchmarks/NOTES.md`, section 23). The work model knows such steps, and little else: so it only says which of the
-entries are out of place.
+entries are out of place. Of `gluon` tiles it knows enough to say that all of them are: then the default, whose tiles fit
+any M, was 1.02 times as slow as the best, and they 1.13 (section 34).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Callable
 
-from .config import Config
+from .config import Config, family_of
 from .cost_model import rates_for, time_us
+from .defaults import default_configs
 from .device import DeviceProperties
 from .device_tables import device_kind
 from .tuned_file import MANY_ROWS, TunedConfigs
@@ -33,20 +35,39 @@ def entry_for(
     K: int,
     tuned: TunedConfigs,
     properties: DeviceProperties,
+    layout: str,
     accepts: Callable[[Config], bool] | None = None,
 ) -> int | None:
     """The M of the entry of ``tuned`` that a (M, K) @ (K, N) on such a device runs with.
 
     It is the nearest to ``M`` in log space, at a tie the smaller, of those that ``accepts`` takes and that by the
     work model take little longer for M rows than the best within a factor of 4: 5 % on Hopper, else 25.
-    Returns: None if there is none, or M is outside of them all by more than a factor of `REACH`.
+    Returns: None if there is none, if M is outside of them all by more than a factor of `REACH`, or if it would be a `gluon`
+    tile and the default is one that by the model is faster by more than that.
     """
     if M in tuned and (accepts is None or accepts(tuned[M])):
         return M
-    # It takes some ten microseconds, and calls that are not kept ask each time. ``tuned`` is of one weight and device.
+    other = _nearest_suiting(M, N, K, tuned, properties, layout, accepts)
+    if other is None:
+        return None
+    gives_way = _gives_way(tuned[other], M, N, K, properties, layout, accepts)
+    return None if gives_way else other
+
+
+def _nearest_suiting(
+    M: int,
+    N: int,
+    K: int,
+    tuned: TunedConfigs,
+    properties: DeviceProperties,
+    layout: str,
+    accepts: Callable[[Config], bool] | None,
+) -> int | None:
+    # It takes some ten microseconds, and calls that are not kept ask each time. ``tuned`` is of one weight, layout and
+    # device.
     suiting = tuned.suiting.get(M)
     if suiting is None:
-        suiting = tuned.suiting[M] = _suiting(M, N, K, tuned, list(tuned), properties)
+        suiting = tuned.suiting[M] = _suiting(M, N, K, tuned, list(tuned), properties, layout)
         # A copy, and nothing that must be there: other threads do the same.
         for oldest in list(tuned.suiting)[:-_MAX_KEPT]:
             tuned.suiting.pop(oldest, None)
@@ -55,18 +76,44 @@ def entry_for(
             return other
     # None of them: then what suits of the rest, and at last the nearest, however far its tile is from M.
     accepted = [other for other, config in tuned.items() if accepts is None or accepts(config)]
-    suiting = _suiting(M, N, K, tuned, accepted, properties)
+    suiting = _suiting(M, N, K, tuned, accepted, properties, layout)
     return suiting[0] if suiting else tuned.nearest(M, accepts)
 
 
+def _gives_way(
+    config: Config,
+    M: int,
+    N: int,
+    K: int,
+    properties: DeviceProperties,
+    layout: str,
+    accepts: Callable[[Config], bool] | None,
+) -> bool:
+    """Is the default so much better for M rows than ``config``, which another M has, that the model can tell?"""
+    if family_of(config) != "gluon":
+        return False
+    default = default_configs(M, N, K, properties, layout)[0]
+    if family_of(default) != "gluon" or not (accepts is None or accepts(default)):
+        return False
+    rates = rates_for(properties)
+    entry_us, default_us = (time_us(each, M, N, K, rates, layout) for each in (config, default))
+    return entry_us > default_us * _TOLERANCE["sm_90"]
+
+
 def _suiting(
-    M: int, N: int, K: int, tuned: TunedConfigs, Ms: Sequence[int], properties: DeviceProperties
+    M: int,
+    N: int,
+    K: int,
+    tuned: TunedConfigs,
+    Ms: Sequence[int],
+    properties: DeviceProperties,
+    layout: str,
 ) -> tuple[int, ...]:
     """Those of ``Ms`` within a factor of 4 whose tile suits ``M`` rows, the nearest first."""
     rates = rates_for(properties)
     rows = min(M, MANY_ROWS)
     times_us = {
-        other: time_us(tuned[other], M, N, K, rates)
+        other: time_us(tuned[other], M, N, K, rates, layout)
         for other in Ms
         if max(rows, min(other, MANY_ROWS)) <= _AROUND * min(rows, other)
     }

@@ -196,12 +196,12 @@ def get_config(
 
     It is an entry of the tuned file that can run on the device and that ``accepts`` takes: that of this very M, or
     the nearest one in log space whose tile suits M rows (`selection.entry_for`). It is the default if
-    there is none, or if M is more than `REACH` times outside of theirs.
+    there is none, if M is more than `REACH` times outside of theirs, or if its tile suits M rows better.
     """
     device = resolve_device(device)
     tuned = _load_tuned_configs(N, K, device, layout)
     if tuned is not None:
-        entry_m = entry_for(M, N, K, tuned, device_properties(device), accepts)
+        entry_m = entry_for(M, N, K, tuned, device_properties(device), layout, accepts)
         # A copy: the entry is what every later call gets.
         if entry_m is not None:
             return dict(tuned[entry_m])

@@ -7,7 +7,8 @@ import torch
 from . import kernels, measure, tuning
 from .arguments import check_device, check_dtype, check_problem
 from .config import Config
-from .device import resolve_device
+from .device import device_properties, resolve_device
+from .selection import entry_for
 from .tuned_file import TunedConfigs
 
 # The most rows that a warm-up runs, and looks for defaults.
@@ -18,9 +19,10 @@ def _rows_of_each_default(
     N: int, K: int, device: torch.device, layout: str, tuned: TunedConfigs | dict
 ) -> list[int]:
     """For each default that calls can get beside ``tuned``, the fewest rows that do."""
+    properties = device_properties(device)
     first: dict[str, int] = {}
     for M in range(1, _WARMED_ROWS + 1):
-        if not tuned or tuned.nearest(M) is None:
+        if not tuned or entry_for(M, N, K, tuned, properties, layout) is None:
             first.setdefault(str(tuning.default_config(M, N, K, device, layout)), M)
     return list(first.values())
 
