@@ -21,6 +21,8 @@ from .kernels.launch import cdiv
 # A part of K shorter than this does not pay for its share of the partial sums.
 _LEAST_PART = 512
 _MOST_PARTS = 16
+# A row of a that is shorter is over before `gemv` has as many bytes on their way as memory takes.
+_LEAST_GEMV_K = 4096
 # Elements of b; a call with more takes so long that what it fetches before its start no longer counts.
 _SMALL_WEIGHT = {"swap": 1 << 24, "tma": 1 << 26}
 
@@ -67,19 +69,21 @@ def _hopper_options(layout: str) -> Iterator[_Option]:
 
 
 def _few_rows_options(layout: str) -> Iterator[_Option]:
+    # Of equals the first is chosen.
     if layout == "NT":
         for tile in ((2, 1024, 4, 1), (4, 512, 4, 3)):
             yield _Option(make_config("gemv", 1, *tile), 0, 1)
-    # Of equals the first is chosen.
+        swap = make_config("swap", 64, 64, 128, 4, 6)
+        yield _Option(swap, 32, 48, splits=True, one_wave=True)
     for block_n, num_stages in ((128, 8), (192, 6), (256, 5), (320, 4)):
         yield _Option(make_config("tma", 64, block_n, 64, 4, num_stages), 64, 256)
     yield _Option(make_config("tma", 64, 128, 128, 4, 4), 32, 64)
     yield _Option(make_config("tma", 64, 64, 128, 4, 6), 32, 1024)
     # All rows in one tile, so that b is read once.
     for block_m, block_n, block_k, num_stages, low in (
-        *((48, 64, 128, 8, 32), (64, 64, 128, 7, 48), (96, 64, 128, 5, 64), (128, 64, 128, 4, 96)),
-        *((192, 64, 64, 7, 128), (256, 64, 64, 5, 192)),
-        *((96, 128, 64, 8, 64), (192, 128, 64, 5, 128)),
+        *((64, 64, 128, 7, 48), (96, 64, 128, 5, 64), (128, 64, 128, 4, 96)),
+        *((160, 64, 128, 4, 128), (192, 64, 64, 7, 160), (256, 64, 64, 5, 192)),
+        *((96, 128, 64, 8, 64), (160, 128, 64, 6, 128), (192, 128, 64, 5, 160)),
     ):
         config = make_config("tma", block_m, block_n, block_k, 4, num_stages, SWAP=1)
         yield _Option(config, low, block_m, splits=block_n == 64)
@@ -99,12 +103,12 @@ def _gluon_options(layout: str) -> Iterator[_Option]:
     columns = {
         "NT": {
             64: (64, 80, 96, 112, 128, 144, 160, 192, 200, 224, 240, 256),
-            128: (128, 160, 176, 192, 224, 256, 280, 320, 328, 352),
+            128: (128, 160, 176, 192, 200, 224, 256, 280, 320, 328, 352),
             192: (96, 112, 160, 192),
         },
         "NN": {
             64: (64, 128, 192, 256, 320),
-            128: (128, 192, 224, 256, 320, 352),
+            128: (128, 192, 208, 224, 256, 320, 352),
             192: (112, 128, 144, 160, 192),
         },
     }
@@ -243,8 +247,10 @@ def _started_well(config: Config, M: int, N: int, K: int, multiprocessors: int) 
 
 
 def _takes(config: Config, N: int, K: int, layout: str) -> bool:
-    """Can rows of these lengths be those of TMA's descriptors, where the family has some?"""
+    """Does the family take such a weight: rows that TMA's descriptors can have, and for `gemv` long ones?"""
     family = family_of(config)
     if family == "tma":
         return K % 8 == 0 and (layout == "NT" or N % 8 == 0)
+    if family == "gemv":
+        return K >= _LEAST_GEMV_K
     return family != "gluon" or N % 8 == K % 8 == 0
