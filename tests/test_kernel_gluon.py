@@ -50,6 +50,11 @@ def make_operands(M, N, K, dtype=torch.float16, layout="NN", device="cpu"):
     return a, b, matrix(M, N, float("nan"))
 
 
+def values_of(launch):
+    """What a launch passes beside its operands, by name."""
+    return dict(zip(launch.kernel.arg_names[len(launch.operands) :], launch.values))
+
+
 def test_a_tile_is_as_wide_as_any_multiple_of_8_but_those_before_one_of_64():
     widths = {block_n for _, block_n in TILES}
     assert widths == {width for width in range(64, 353, 8) if width % 64 != 56}
@@ -87,8 +92,7 @@ def test_of_a_ring_that_is_too_deep_where_a_stage_is_larger_what_fits_is_used(
     # As a file has it, whose entries are of another layout or from another Triton.
     assert gluon._problem(config, None) is None
     assert gluon._least_shared_memory(config) <= 227 * 1024
-    launch = gluon.prepare(*make_operands(64, 144, 64, layout=layout), config)
-    values = dict(zip(launch.kernel.arg_names[-len(launch.values) :], launch.values))
+    values = values_of(gluon.prepare(*make_operands(64, 144, 64, layout=layout), config))
     assert values["NUM_STAGES"] == stages
     assert gluon.shared_memory(64, values["STAGE_ROWS"], stages, values["STAGING"]) <= 227 * 1024
 
@@ -166,8 +170,7 @@ def test_a_step_stays_in_flight_and_chunks_of_out_are_staged_as_the_tile_allows(
 ):
     operands = make_operands(64, 64, 64, layout="NT")
     launch = gluon.prepare(*operands, make_config(*size, num_stages=num_stages))
-    names = launch.kernel.arg_names[len(launch.operands) :]
-    values = dict(zip(names, launch.values))
+    values = values_of(launch)
     assert (values["STEPS_IN_FLIGHT"], values["STAGING"]) == (in_flight, staging)
 
 

@@ -73,6 +73,35 @@ def cost(
     return time_us(config, M, N, K, rates, layout), loads
 
 
+def _block_us(block_m: int, block_n: int, is_swapped: bool, rates: Rates) -> float:
+    """Microseconds for 64 along K of a tile."""
+    rows, columns = (block_n, block_m) if is_swapped else (block_m, block_n)
+    if columns > 64 and columns % 64:
+        columns += _NARROW_PART
+    return max(_multiply_us(rows, columns, rates), _load_us(block_m + block_n, rates))
+
+
+def _gluon_block_us(block_m: int, block_n: int, M: int, rates: Rates, layout: str | None) -> float:
+    """The same for a tile of `gluon` and ``M`` rows."""
+    loaded = block_m + block_n
+    if layout == "NN" and block_n % 64:
+        loaded = block_m + _MISALIGNED * cdiv(block_n, 64) * 64
+    load_us = _load_us(loaded, rates) * ((_ALONE if block_m >= M else 1) / _LOADER)
+    # 128 x 256 uses 1 / 32.
+    used = 1 / block_m + 1 / block_n + 1 / 64 + 1 / block_n
+    longer = (1 + _SHARED_MEMORY * used) / (1 + _SHARED_MEMORY / 32)
+    parts = _TWO_PARTS if block_m == 64 and block_n > 256 else 1
+    return max(_multiply_us(block_m, block_n, rates) * longer * parts, load_us)
+
+
+def _multiply_us(rows: int, columns: int, rates: Rates) -> float:
+    return rows * columns * (rates.block_us / 4096)
+
+
+def _load_us(rows: float, rates: Rates) -> float:
+    return rows * 128 / rates.tile_bytes_per_us
+
+
 def time_us(
     config: Mapping[str, Any], M: int, N: int, K: int, rates: Rates, layout: str | None = None
 ) -> float:
@@ -81,22 +110,10 @@ def time_us(
         config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"], config.get("SPLIT_K", 1)
     )  # fmt: skip
     is_gluon = family_of(config) == "gluon"
-    columns = block_m if config.get("SWAP") else block_n
-    if columns > 64 and columns % 64 and not is_gluon:
-        columns += _NARROW_PART
-    rows = block_n if config.get("SWAP") else block_m
-    loaded = block_m + block_n
-    if is_gluon and layout == "NN" and block_n % 64:
-        loaded = block_m + _MISALIGNED * cdiv(block_n, 64) * 64
-    multiply_us = rows * columns * (rates.block_us / 4096)
-    load_us = loaded * 128 / rates.tile_bytes_per_us
     if is_gluon:
-        load_us *= (_ALONE if block_m >= M else 1) / _LOADER
-        # 128 x 256 uses 1 / 32.
-        used = 1 / block_m + 1 / block_n + 1 / 64 + 1 / block_n
-        multiply_us *= (1 + _SHARED_MEMORY * used) / (1 + _SHARED_MEMORY / 32)
-        multiply_us *= _TWO_PARTS if block_m == 64 and block_n > 256 else 1
-    block_us = max(multiply_us, load_us)
+        block_us = _gluon_block_us(block_m, block_n, M, rates, layout)
+    else:
+        block_us = _block_us(block_m, block_n, bool(config.get("SWAP")), rates)
     waves = cdiv(cdiv(M, block_m) * cdiv(N, block_n) * split, rates.multiprocessors)
     # K is padded to whole steps.
     block_k = config["BLOCK_SIZE_K"]

@@ -9,8 +9,8 @@ any M, was 1.02 times as slow as the best, and they 1.13 (section 34).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Callable
+from collections.abc import Iterable, Sequence
+from typing import Callable, NamedTuple
 
 from .config import Config, family_of
 from .cost_model import rates_for, time_us
@@ -27,6 +27,25 @@ _TOLERANCE = {"sm_90": 1.05}
 _TOLERANCE_ELSEWHERE = 1.25
 # So many Ms are kept for each file, the latest.
 _MAX_KEPT = 1000
+
+
+class _Call(NamedTuple):
+    """A (M, K) @ (K, N) on a device, and what the work model says of it."""
+
+    M: int
+    N: int
+    K: int
+    properties: DeviceProperties
+    layout: str
+
+    def times_us(self, configs: Iterable[Config]) -> list[float]:
+        rates = rates_for(self.properties)
+        return [time_us(each, self.M, self.N, self.K, rates, self.layout) for each in configs]
+
+    @property
+    def tolerance(self) -> float:
+        """How many times as long is still as good."""
+        return _TOLERANCE.get(device_kind(self.properties) or "", _TOLERANCE_ELSEWHERE)
 
 
 def entry_for(
@@ -47,27 +66,21 @@ def entry_for(
     """
     if M in tuned and (accepts is None or accepts(tuned[M])):
         return M
-    other = _nearest_suiting(M, N, K, tuned, properties, layout, accepts)
-    if other is None:
+    call = _Call(M, N, K, properties, layout)
+    other = _nearest_suiting(call, tuned, accepts)
+    if other is None or _gives_way(tuned[other], call, accepts):
         return None
-    gives_way = _gives_way(tuned[other], M, N, K, properties, layout, accepts)
-    return None if gives_way else other
+    return other
 
 
 def _nearest_suiting(
-    M: int,
-    N: int,
-    K: int,
-    tuned: TunedConfigs,
-    properties: DeviceProperties,
-    layout: str,
-    accepts: Callable[[Config], bool] | None,
+    call: _Call, tuned: TunedConfigs, accepts: Callable[[Config], bool] | None
 ) -> int | None:
     # It takes some ten microseconds, and calls that are not kept ask each time. ``tuned`` is of one weight, layout and
     # device.
-    suiting = tuned.suiting.get(M)
+    suiting = tuned.suiting.get(call.M)
     if suiting is None:
-        suiting = tuned.suiting[M] = _suiting(M, N, K, tuned, list(tuned), properties, layout)
+        suiting = tuned.suiting[call.M] = _suiting(call, tuned, list(tuned))
         # A copy, and nothing that must be there: other threads do the same.
         for oldest in list(tuned.suiting)[:-_MAX_KEPT]:
             tuned.suiting.pop(oldest, None)
@@ -76,49 +89,30 @@ def _nearest_suiting(
             return other
     # None of them: then what suits of the rest, and at last the nearest, however far its tile is from M.
     accepted = [other for other, config in tuned.items() if accepts is None or accepts(config)]
-    suiting = _suiting(M, N, K, tuned, accepted, properties, layout)
-    return suiting[0] if suiting else tuned.nearest(M, accepts)
+    suiting = _suiting(call, tuned, accepted)
+    return suiting[0] if suiting else tuned.nearest(call.M, accepts)
 
 
-def _gives_way(
-    config: Config,
-    M: int,
-    N: int,
-    K: int,
-    properties: DeviceProperties,
-    layout: str,
-    accepts: Callable[[Config], bool] | None,
-) -> bool:
-    """Is the default so much better for M rows than ``config``, which another M has, that the model can tell?"""
+def _gives_way(config: Config, call: _Call, accepts: Callable[[Config], bool] | None) -> bool:
+    """Is the default so much better for the call than ``config``, which another M has, that the model can tell?"""
     if family_of(config) != "gluon":
         return False
-    default = default_configs(M, N, K, properties, layout)[0]
+    default = default_configs(*call)[0]
     if family_of(default) != "gluon" or not (accepts is None or accepts(default)):
         return False
-    rates = rates_for(properties)
-    entry_us, default_us = (time_us(each, M, N, K, rates, layout) for each in (config, default))
-    return entry_us > default_us * _TOLERANCE["sm_90"]
+    entry_us, default_us = call.times_us((config, default))
+    return entry_us > default_us * call.tolerance
 
 
-def _suiting(
-    M: int,
-    N: int,
-    K: int,
-    tuned: TunedConfigs,
-    Ms: Sequence[int],
-    properties: DeviceProperties,
-    layout: str,
-) -> tuple[int, ...]:
-    """Those of ``Ms`` within a factor of 4 whose tile suits ``M`` rows, the nearest first."""
-    rates = rates_for(properties)
+def _suiting(call: _Call, tuned: TunedConfigs, Ms: Sequence[int]) -> tuple[int, ...]:
+    """Those of ``Ms`` within a factor of 4 whose tile suits the call's rows, the nearest first."""
+    M = call.M
     rows = min(M, MANY_ROWS)
-    times_us = {
-        other: time_us(tuned[other], M, N, K, rates, layout)
-        for other in Ms
-        if max(rows, min(other, MANY_ROWS)) <= _AROUND * min(rows, other)
-    }
-    tolerance = _TOLERANCE.get(device_kind(properties) or "", _TOLERANCE_ELSEWHERE)
-    limit_us = min(times_us.values(), default=0.0) * tolerance
-    suiting = [other for other, needed_us in times_us.items() if needed_us <= limit_us]
+    around = [
+        other for other in Ms if max(rows, min(other, MANY_ROWS)) <= _AROUND * min(rows, other)
+    ]
+    times_us = call.times_us(tuned[other] for other in around)
+    limit_us = min(times_us, default=0.0) * call.tolerance
+    suiting = [other for other, needed_us in zip(around, times_us) if needed_us <= limit_us]
     # Ascending before, so that of two as far away the smaller stays the first.
     return tuple(sorted(suiting, key=lambda other: max(other / M, M / other)))

@@ -77,11 +77,9 @@ def _box_sizes(block_n: int) -> list[int]:
 
 def most_stages(block_m: int, block_n: int, b_is_nt: bool, limit: int | None = None) -> int:
     """How deep a ring of such tiles fits into ``limit`` bytes of shared memory; deeper than 12 brings nothing."""
-    fitting = 12
-    limit = limit or _HOPPER_SHARED_MEMORY
-    while shared_memory(block_m, stage_rows(block_m, block_n, b_is_nt), fitting) > limit:
-        fitting -= 1
-    return fitting
+    rows = stage_rows(block_m, block_n, b_is_nt)
+    left = (limit or _HOPPER_SHARED_MEMORY) - shared_memory(block_m, rows, num_stages=0)
+    return min(left // (rows * 128), 12)
 
 
 def stage_rows(block_m: int, block_n: int, b_is_nt: bool) -> int:

@@ -153,7 +153,7 @@ def _loader(
     if PDL == 2:
         # Not before the last step was multiplied: the CTAs that come next take places in the order in which these
         # become free, and neighbours that do not end together would be torn apart.
-        last = gl.where(stage == 0, NUM_STAGES - 1, stage - 1)
+        last = _stage_before(stage, NUM_STAGES)
         mbarrier.wait(empty.index(last), gl.where(stage == 0, phase, phase ^ 1))
         gdc_launch_dependents()
 
@@ -248,14 +248,14 @@ def _consumer(
             acc = wgmma_wait(acc, STEPS_IN_FLIGHT * PARTS)
             if STEPS_IN_FLIGHT:
                 # The step before this one is complete.
-                before = gl.where(stage == 0, NUM_STAGES - 1, stage - 1)
+                before = _stage_before(stage, NUM_STAGES)
                 mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
             else:
                 mbarrier.arrive(empty.index(stage), count=1)
             stage, phase = _next_stage(stage, phase, NUM_STAGES)
         if STEPS_IN_FLIGHT:
             acc = wgmma_wait(acc, 0)
-            last = gl.where(stage == 0, NUM_STAGES - 1, stage - 1)
+            last = _stage_before(stage, NUM_STAGES)
             mbarrier.arrive(empty.index(last), count=1)
         row = _first_row(pid_m, M, BLOCK_SIZE_M) + CONSUMER * 64
         column = pid_n * BLOCK_SIZE_N
@@ -362,6 +362,11 @@ def _first_row(pid_m, M, BLOCK_SIZE_M: gl.constexpr):
 def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
     wraps = stage == NUM_STAGES - 1
     return gl.where(wraps, 0, stage + 1), gl.where(wraps, phase ^ 1, phase)
+
+
+@gluon.jit
+def _stage_before(stage, NUM_STAGES: gl.constexpr):
+    return gl.where(stage == 0, NUM_STAGES - 1, stage - 1)
 
 
 @gluon.jit
