@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from .cases import make_config
+from .compile_targets import TARGETS
 from .exact import assert_product
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
@@ -57,10 +58,18 @@ def test_the_prefetch_belongs_to_an_early_launch():
         assert "no PREFETCH" in problem or "not a key" in problem
 
 
-def test_the_best_are_tried_with_it():
+def test_all_candidates_are_launched_early_and_the_best_otherwise_too():
+    properties = TARGETS["sm_90"].properties
+    for config in gemm_kernel.tuning.candidate_configs(1, 4096, 4096, properties, "NT"):
+        can = config.get("kernel") not in (None, "tiled") and "PERSISTENT" not in config
+        assert bool(config.get("PDL")) == (can and gemm_kernel.kernels.dependent_launch.gdc_wait is not None)  # fmt: skip
     for config in ALL:
-        refined = gemm_kernel.candidates.refinements({**config, "PDL": 0})
-        assert all(each["PDL"] for each in refined)
+        refined = gemm_kernel.candidates.refinements(config)
+        assert config not in refined
+        # Also as late as can be, where an order of the programs matters that an early start may disturb.
+        assert any("PDL" not in each for each in refined) == (
+            config["kernel"] in ("tma", "gluon") and "PERSISTENT" not in config
+        )
         assert any("PREFETCH" in each for each in refined) == (config in CONFIGS)
         assert all(config_problem(each) is None for each in refined)
     assert gemm_kernel.candidates.refinements(make_config("tiled", 64, 64, 64, 4, 4)) == []

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from . import kernels
 from .config import DEFAULT_KERNEL, Config, family_of, make_config
 from .cost_model import cost, rates_for
-from .defaults import default_configs, gluon_config
+from .defaults import default_configs, gluon_config, launched_early
 from .device import DeviceProperties
 from .device_tables import Table, table_for
+from .kernels.dependent_launch import without_early_launch
 from .kernels.launch import cdiv
 
 # What follows is for Hopper; `device_tables` has what stands in the place of _TILED and _SWAP elsewhere.
@@ -96,7 +97,9 @@ def candidate_configs(
     found = []
     if None not in (M, N, K):
         found.append(default_configs(M, N, K, properties, layout or "NN")[0])
-    for config in _all(M, N, K, properties, layout):
+    for plain in _all(M, N, K, properties, layout):
+        # As the default is: what an early launch brings each of them must not decide between them.
+        config = plain if plain.get("PERSISTENT") else launched_early(plain, properties)
         # A tile twice as large as the problem on one side only computes padding.
         sides = (("M", M, 16), ("N", N, 64), ("K", K, 64))
         if config.get("SWAP"):
@@ -208,31 +211,32 @@ def _tma_swap(
 
 
 def refinements(config: Config, properties: DeviceProperties | None = None) -> list[Config]:
-    """What is worth a try with a configuration that is among the best: the same, launched early."""
+    """What is worth a try with a configuration that is among the best: the same, launched otherwise."""
     return [
         refined
-        for refined in _launched_early(config)
-        if kernels.config_problem(refined, properties) is None
+        for refined in _launched_otherwise(without_early_launch(config))
+        if refined != config and kernels.config_problem(refined, properties) is None
     ]
 
 
-def _launched_early(config: Config) -> list[Config]:
+def _launched_otherwise(config: Config) -> list[Config]:
     kernel = family_of(config)
     if kernel == DEFAULT_KERNEL:
         return []
     if config.get("PERSISTENT"):
         return [{**config, "PDL": 1}]
-    if kernel == "gemv":
-        return [{**config, "PDL": 1}, {**config, "PDL": 1, "PREFETCH": 1}]
+    late = {**config, "PDL": 2}
     if kernel == "gluon":
-        return [{**config, "PDL": 2}, {**config, "PDL": 3}]
+        return [late, {**config, "PDL": 3}, config]
+    if kernel == "gemv":
+        return [late, {**config, "PDL": 1}, {**config, "PDL": 1, "PREFETCH": 1}]
     # A few ten KiB of b for each program: more comes too late, or drives out what is still in use.
     block = config["BLOCK_SIZE_N"] * config["BLOCK_SIZE_K"] * 2
     less, more = (1 << max(size // block, 1).bit_length() - 1 for size in (32768, 65536))
-    late = {**config, "PDL": 2}
     found = [late, *({**late, "PREFETCH": count} for count in sorted({less, more}))]
     # The longest start pays only where a call takes a few microseconds.
-    return [*found, {**late, "PDL": 1, "PREFETCH": less}]
+    found.append({**config, "PDL": 1, "PREFETCH": less})
+    return found if kernel == "swap" else [*found, config]
 
 
 def _best_by_model(
@@ -263,7 +267,8 @@ def _splits(
     multiprocessors: int,
     properties: DeviceProperties | None,
 ) -> list[int]:
-    """Values of SPLIT_K that put one, two, three or as many programs as fit on each multiprocessor."""
+    """Values of SPLIT_K that put one, two, three or as many programs as fit on each multiprocessor, or on every other
+    one."""
     if None in (M, N, K):
         return [1, 3]
     block_n, block_k, _, num_stages = tile
@@ -276,5 +281,6 @@ def _splits(
     # float32, of at most the bytes of b.
     most = min(16, blocks // 3, K // (4 * block_m))
     wanted = {programs * multiprocessors // tiles for programs in (1, 2, 3, resident, 2 * resident)}
+    wanted.add(multiprocessors // 2 // tiles)
     most_used = [max(value for value in _SPLITS if value <= max(split, 1)) for split in wanted]
     return sorted({1, *(split for split in most_used if split <= most)})

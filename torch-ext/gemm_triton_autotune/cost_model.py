@@ -41,6 +41,11 @@ _RATES = {
 _LAUNCH_US = 3.0
 _WAVE_US = 0.1
 _SPLIT_US = 2.0
+# Of `swap` with up to so many rows (`benchmarks/NOTES.md`, section 36): partial sums are small, and a b whose rows are
+# along K comes in more slowly.
+_FEW_ROWS = 32
+_FEW_ROWS_SPLIT_US = 1.0
+_ROWS_ALONG_K = 1.3
 # A wgmma of 16 or 32 columns takes as long as one of 16 more; `gluon` has none.
 _NARROW_PART = 16
 # Of `gluon` (`benchmarks/NOTES.md`, sections 31 and 33): how much faster tiles come in, as its loader waits for no
@@ -73,12 +78,12 @@ def cost(
     return time_us(config, M, N, K, rates, layout), loads
 
 
-def _block_us(block_m: int, block_n: int, is_swapped: bool, rates: Rates) -> float:
-    """Microseconds for 64 along K of a tile."""
+def _block_us(block_m: int, block_n: int, is_swapped: bool, slower: float, rates: Rates) -> float:
+    """Microseconds for 64 along K of a tile that is loaded ``slower`` by that factor."""
     rows, columns = (block_n, block_m) if is_swapped else (block_m, block_n)
     if columns > 64 and columns % 64:
         columns += _NARROW_PART
-    return max(_multiply_us(rows, columns, rates), _load_us(block_m + block_n, rates))
+    return max(_multiply_us(rows, columns, rates), _load_us(block_m + block_n, rates) * slower)
 
 
 def _gluon_block_us(block_m: int, block_n: int, M: int, rates: Rates, layout: str | None) -> float:
@@ -110,10 +115,12 @@ def time_us(
         config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"], config.get("SPLIT_K", 1)
     )  # fmt: skip
     is_gluon = family_of(config) == "gluon"
+    is_few_rows = family_of(config) == "swap" and block_m <= _FEW_ROWS
     if is_gluon:
         block_us = _gluon_block_us(block_m, block_n, M, rates, layout)
     else:
-        block_us = _block_us(block_m, block_n, bool(config.get("SWAP")), rates)
+        slower = _ROWS_ALONG_K if is_few_rows and layout == "NT" else 1
+        block_us = _block_us(block_m, block_n, bool(config.get("SWAP")), slower, rates)
     waves = cdiv(cdiv(M, block_m) * cdiv(N, block_n) * split, rates.multiprocessors)
     # K is padded to whole steps.
     block_k = config["BLOCK_SIZE_K"]
@@ -127,5 +134,7 @@ def time_us(
     total_us = _LAUNCH_US + (work_us**4 + memory_us**4) ** 0.25
     if split > 1:
         # Partial sums in float32, written and read.
-        total_us += _SPLIT_US + 8 * split * M * N / bandwidth
+        total_us += (
+            _FEW_ROWS_SPLIT_US if is_few_rows else _SPLIT_US
+        ) + 8 * split * M * N / bandwidth
     return total_us

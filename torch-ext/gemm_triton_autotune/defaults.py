@@ -21,15 +21,20 @@ from .kernels.launch import cdiv
 # A part of K shorter than this does not pay for its share of the partial sums.
 _LEAST_PART = 512
 _MOST_PARTS = 16
-# A row of a that is shorter is over before `gemv` has as many bytes on their way as memory takes.
-_LEAST_GEMV_K = 4096
-# Elements of b; a call with more takes so long that what it fetches before its start no longer counts.
-_SMALL_WEIGHT = {"swap": 1 << 24, "tma": 1 << 26}
+# Not measured below: a program would have no second block.
+_LEAST_GEMV_K = 1024
+# Elements of b; a call of `tma` with more takes so long that what it fetches before its start no longer counts.
+_SMALL_WEIGHT = 1 << 26
+# Of the multiprocessors: where a wave is as good as full, and where another one easily fits beside it.
+_FULL = 0.9
+_NEARLY_FULL = 0.8
+_FIT_BESIDE = 0.4
+
+_ANY = 1 << 62
+_ONE_WAVE = (0, 1)
 
 # Of `gluon`: rows whose tiles share columns of b in L2.
 _GROUP_ROWS = 1536
-
-_ANY = 1 << 62
 
 # By kind of device: what the default reached of the tuned speed on weights that its list was not made from, in
 # geometric mean and at worst (`benchmarks/results/unseen.json`). With Gluon, which many rows need for it.
@@ -53,14 +58,15 @@ class _Option(NamedTuple):
     rows_up_to: int = _ANY
     # K may be split until there is a program for each multiprocessor.
     splits: bool = False
-    # Only where there are at most as many tiles of 64 columns as multiprocessors (True), or more (False).
-    one_wave: bool | None = None
+    # Of tiles of 64 columns there are more than, and up to, so many times the multiprocessors.
+    waves: tuple[float, float] = (0, _ANY)
     # Only where this Triton has no `gluon`, and for a b whose columns it does not take.
     without_gluon: bool = False
 
 
 def _hopper_options(layout: str) -> Iterator[_Option]:
     yield from _few_rows_options(layout)
+    yield from _some_rows_options(layout)
     yield from _gluon_options(layout)
     yield from _tma_options()
     # What TMA does not take; the others are always faster.
@@ -69,12 +75,48 @@ def _hopper_options(layout: str) -> Iterator[_Option]:
 
 
 def _few_rows_options(layout: str) -> Iterator[_Option]:
+    """Up to 32 rows: bound by memory, so as many bytes in flight as fit, of one program or of two."""
+    rows = ((16, 0), (32, 16))
+    for block_m, low in rows:
+        swap = make_config("swap", block_m, 64, 128, 4, 6)
+        yield _Option(swap, low, block_m, splits=True, waves=_ONE_WAVE)
+    if layout == "NN":
+        for block_m, low, block_k, num_stages, waves in (
+            (16, 0, 64, 6, (1, 2)),
+            (16, 0, 128, 3, (2, _ANY)),
+            (32, 16, 64, 6, (1, 2)),
+            (32, 16, 64, 4, (2, _ANY)),
+        ):
+            swap = make_config("swap", block_m, 128, block_k, 4, num_stages)
+            yield _Option(swap, low, block_m, waves=waves)
+        return
+    for *tile, waves in (
+        (1, 1024, 4, 1, (0, 0.2)),
+        (4, 512, 4, 3, (0.2, 2 / 3)),
+        (2, 1024, 4, 1, (0.2, 0.3)),
+        # Between, where one wave of `swap` is nearly full, that one reads faster.
+        (4, 512, 4, 3, (1, _ANY)),
+    ):
+        yield _Option(make_config("gemv", 1, *tile), 0, 1, waves=waves)
+    for block_m, *tile, low, waves in (
+        # No split fills a wave here.
+        (16, 64, 128, 4, 8, 1, (1 / 3, _FIT_BESIDE)),
+        (16, 128, 128, 8, 3, 0, (2, _ANY)),
+        (32, 128, 128, 8, 5, 16, (1, 2)),
+        (32, 128, 64, 4, 5, 16, (2, _ANY)),
+    ):
+        swapped = make_config("tma", block_m, *tile, SWAP=1)
+        yield _Option(swapped, low, block_m, waves=waves)
+    for block_m, low in rows:
+        swap = make_config("swap", block_m, 64, 128, 4, 4)
+        yield _Option(swap, low, block_m, waves=(1, _ANY))
+
+
+def _some_rows_options(layout: str) -> Iterator[_Option]:
     # Of equals the first is chosen.
+    swap = make_config("swap", 64, 64, 128, 4, 6)
     if layout == "NT":
-        for tile in ((2, 1024, 4, 1), (4, 512, 4, 3)):
-            yield _Option(make_config("gemv", 1, *tile), 0, 1)
-        swap = make_config("swap", 64, 64, 128, 4, 6)
-        yield _Option(swap, 32, 48, splits=True, one_wave=True)
+        yield _Option(swap, 32, 48, splits=True, waves=_ONE_WAVE)
     for block_n, num_stages in ((128, 8), (192, 6), (256, 5), (320, 4)):
         yield _Option(make_config("tma", 64, block_n, 64, 4, num_stages), 64, 256)
     yield _Option(make_config("tma", 64, 128, 128, 4, 4), 32, 64)
@@ -87,14 +129,11 @@ def _few_rows_options(layout: str) -> Iterator[_Option]:
     ):
         config = make_config("tma", block_m, block_n, block_k, 4, num_stages, SWAP=1)
         yield _Option(config, low, block_m, splits=block_n == 64)
-    # Few rows are bound by memory, so as many bytes in flight as fit.
-    # For more than 32 rows only where TMA cannot load.
+    # Where TMA cannot load.
     several_waves = (64, 128, 4, 4) if layout == "NT" else (128, 64, 4, 6)
-    for block_m, low in ((16, 0), (32, 16), (64, 32)):
-        for tile, one_wave in (((64, 128, 4, 6), True), (several_waves, False)):
-            config = make_config("swap", block_m, *tile)
-            yield _Option(config, low, block_m, splits=one_wave, one_wave=one_wave)
-    yield _Option(make_config("swap", 64, 64, 128, 4, 6), 64, 128, one_wave=True)
+    yield _Option(swap, 32, 64, splits=True, waves=_ONE_WAVE)
+    yield _Option(make_config("swap", 64, *several_waves), 32, 64, waves=(1, _ANY))
+    yield _Option(swap, 64, 128, waves=_ONE_WAVE)
 
 
 def _gluon_options(layout: str) -> Iterator[_Option]:
@@ -152,15 +191,15 @@ def _options(properties: DeviceProperties | None, layout: str) -> list[_Option]:
         options = _hopper_options(layout)
     else:
         options = _table_options(table_for(properties))
-    possible = []
-    for option in options:
-        # Started early where that can be: on an H200 it takes a few percent off a short call. The tables for
-        # other devices have none but `tiled`, which cannot.
-        for config in ({**option.config, "PDL": 2}, option.config):
-            if kernels.config_problem(config, properties) is None:
-                possible.append(option._replace(config=config))
-                break
-    return possible
+    options = (each._replace(config=launched_early(each.config, properties)) for each in options)
+    return [each for each in options if kernels.config_problem(each.config, properties) is None]
+
+
+def launched_early(config: Config, properties: DeviceProperties | None) -> Config:
+    """``config``, launched before the kernel in front of it has ended, where such a device can: on an H200 it takes a
+    few percent off a short call."""
+    early = {**config, "PDL": 2}
+    return early if kernels.config_problem(early, properties) is None else config
 
 
 @functools.lru_cache(maxsize=1024)
@@ -203,13 +242,28 @@ def _choices(
         if option.without_gluon and has_gluon:
             continue
         rows = cdiv(M, config["BLOCK_SIZE_M"])
-        if option.one_wave not in (None, rows * cdiv(N, 64) <= multiprocessors):
+        more_than, up_to = option.waves
+        if not more_than < rows * cdiv(N, 64) / multiprocessors <= up_to:
             continue
         yield config
-        tiles = rows * cdiv(N, config["BLOCK_SIZE_N"])
-        parts = min(multiprocessors // tiles, K // _LEAST_PART, _MOST_PARTS)
-        if option.splits and parts > 1:
-            yield {**config, "SPLIT_K": parts}
+        if option.splits:
+            tiles = rows * cdiv(N, config["BLOCK_SIZE_N"])
+            for parts in _parts(tiles, K, family_of(config), multiprocessors):
+                yield {**config, "SPLIT_K": parts}
+
+
+def _parts(tiles: int, K: int, family: str, multiprocessors: int) -> list[int]:
+    """Values of SPLIT_K, of 2 and more, for so many tiles."""
+    most = min(K // _LEAST_PART, _MOST_PARTS)
+    whole, half = (min(many // tiles, most) for many in (multiprocessors, multiprocessors // 2))
+    if family != "swap":
+        found = {whole}
+    elif tiles * whole > _NEARLY_FULL * multiprocessors:
+        found = {half, whole}
+    else:
+        # Bound by memory, what is more than half a wave but not nearly a whole one was slower than no split.
+        found = {half}
+    return sorted(found - {0, 1})
 
 
 def _rank(
@@ -217,8 +271,9 @@ def _rank(
 ) -> tuple[int, float, float]:
     """The less the better: a kind, then what the model says."""
     if family_of(config) == "gemv":
-        # The best for a row of a, and as fast as memory where it needs no padding.
-        return 0, cdiv(K, config["BLOCK_SIZE_K"]) * config["BLOCK_SIZE_K"], 0
+        # The best for a row of a; long blocks where K is a multiple of them.
+        block_k = config["BLOCK_SIZE_K"]
+        return 0, 0 if K % block_k else -block_k, 0
     # On Hopper the plain kernel is there for what the others do not take.
     kind = 2 if family_of(config) == DEFAULT_KERNEL else 1
     return (kind, *cost(config, M, N, K, rates, layout))
@@ -228,21 +283,27 @@ def _started_well(config: Config, M: int, N: int, K: int, multiprocessors: int) 
     """``config``, which may start early, as early as is good for such a call.
 
     Where one wave of small `gluon` tiles has more than two rows of them, it matters more that neighbours stay
-    neighbours. What else starts early brings 32 KiB of a small b into L2 meanwhile; `swap` starts as early as can be.
+    neighbours. Programs of `swap` and `tma` that start early bring 32 KiB of b into L2 meanwhile. As early as can be is best
+    where they all find a multiprocessor beside those before them, or hardly one does: else a part of them would start
+    late (`benchmarks/NOTES.md`, section 36).
     """
     family = family_of(config)
-    if not config.get("PDL"):
+    if not config.get("PDL") or family == "gemv":
         return config
+    split = config.get("SPLIT_K", 1)
+    rows = cdiv(M, config["BLOCK_SIZE_M"])
+    programs = rows * cdiv(N, config["BLOCK_SIZE_N"]) * split
+    is_one_wave = programs <= multiprocessors
     if family == "gluon":
-        rows = cdiv(M, config["BLOCK_SIZE_M"])
-        is_one_wave = rows * cdiv(N, config["BLOCK_SIZE_N"]) <= multiprocessors
         is_small = config["BLOCK_SIZE_M"] == 64
         return {**config, "PDL": 3} if is_one_wave and is_small and rows > 2 else config
-    if _SMALL_WEIGHT.get(family, 0) < N * K:
+    if not (is_one_wave if family == "swap" else N * K <= _SMALL_WEIGHT):
         return config
     # At least a block: some are larger.
     blocks = max(16384 // (config["BLOCK_SIZE_N"] * config["BLOCK_SIZE_K"]), 1)
-    earliest = {"PDL": 1} if family == "swap" and config.get("SPLIT_K", 1) == 1 else {}
+    fit_beside = family == "swap" and programs <= _FIT_BESIDE * multiprocessors
+    is_full = rows == 1 and _FULL * multiprocessors <= programs <= multiprocessors
+    earliest = {"PDL": 1} if split == 1 and (fit_beside or is_full) else {}
     return {**config, **earliest, "PREFETCH": blocks}
 
 
