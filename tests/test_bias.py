@@ -37,6 +37,9 @@ GLUON = [
         (192, 96),
         (192, 200),
     )
+] + [
+    make_config("gluon", block_m, block_n, 64, 4, 3, SWAP=1)
+    for block_m, block_n in ((168, 64), (136, 128), (328, 128), (200, 192))
 ]
 LAYOUTS = {"NT": torch.float16, "NN": torch.bfloat16}
 

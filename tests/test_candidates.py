@@ -59,12 +59,11 @@ def test_a_gluon_candidate_is_the_narrowest_with_its_rows_and_waves(families, sh
 
     # The first is the default, which is from a list.
     found = gemm_kernel.tuning.candidate_configs(M, N, K, HOPPER, layout)[1:]
+    found = [config for config in found if config.get("kernel") == "gluon"]
     sizes = [
-        (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"])
-        for config in found
-        if config.get("kernel") == "gluon"
+        (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]) for config in found if "SWAP" not in config
     ]
-    assert 4 <= len(sizes) <= 10
+    assert 4 <= len(found) <= 10
     for block_m, block_n in sizes:
         narrower = [
             other
@@ -82,9 +81,9 @@ def test_a_gluon_candidate_has_the_deepest_ring_and_groups_of_as_many_rows(famil
     found = gemm_kernel.tuning.candidate_configs(768, 10240, 5120, HOPPER, "NT")
     for config in found:
         if config.get("kernel") == "gluon":
-            tile = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
-            assert config["num_stages"] == gluon.most_stages(*tile, b_is_nt=True)
-            assert config["GROUP_SIZE_M"] * config["BLOCK_SIZE_M"] == 1536
+            assert config["num_stages"] == gluon.most_stages(*gluon._size(config), b_is_nt=True)
+            rows = config["GROUP_SIZE_M"] * config["BLOCK_SIZE_M"]
+            assert 1536 - config["BLOCK_SIZE_M"] < rows <= 1536
 
 
 def test_a_table_is_chosen_by_what_torch_tells():

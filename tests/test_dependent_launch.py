@@ -41,6 +41,7 @@ WITHOUT_PREFETCH = [
     *(config_of("gluon", 64, 192, 64, PDL=when) for when in (1, 2, 3)),
     *(config_of("gluon", 128, 320, 64, num_stages=3, PDL=when) for when in (1, 2)),
     config_of("gluon", 64, 64, 64, num_stages=12, PDL=2),
+    config_of("gluon", 168, 128, 64, SWAP=1, PDL=2),
 ]
 ALL = [*CONFIGS, *WITHOUT_PREFETCH]
 

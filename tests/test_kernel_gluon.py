@@ -23,15 +23,16 @@ hopper_only = pytest.mark.skipif(
 )
 
 
-def make_config(block_m=64, block_n=96, **changes):
+def make_config(rows=64, columns=96, swap=False, **changes):
     return {
         "kernel": "gluon",
-        "BLOCK_SIZE_M": block_m,
-        "BLOCK_SIZE_N": block_n,
+        "BLOCK_SIZE_M": columns if swap else rows,
+        "BLOCK_SIZE_N": rows if swap else columns,
         "BLOCK_SIZE_K": 64,
         "GROUP_SIZE_M": 8,
         "num_warps": 4,
-        "num_stages": gluon.most_stages(block_m, block_n, b_is_nt=False),
+        "num_stages": gluon.most_stages(rows, columns, b_is_nt=swap),
+        **({"SWAP": 1} if swap else {}),
         **changes,
     }
 
@@ -99,22 +100,29 @@ def test_of_a_ring_that_is_too_deep_where_a_stage_is_larger_what_fits_is_used(
 
 @has_gluon
 @pytest.mark.skipif(gluon.INTERPRETED, reason="refused in the interpreter")
+@pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("size", TILES)
-def test_every_tile_is_accepted(size):
-    assert gemm_kernel.kernels.config_problem(make_config(*size), HOPPER) is None
+def test_every_tile_is_accepted(size, swap):
+    assert gemm_kernel.kernels.config_problem(make_config(*size, swap), HOPPER) is None
 
 
+@pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("size", TILES)
-def test_every_tile_is_valid_without_a_device(size):
-    assert gemm_kernel.kernels.config_problem(make_config(*size)) is None
+def test_every_tile_is_valid_without_a_device(size, swap):
+    assert gemm_kernel.kernels.config_problem(make_config(*size, swap)) is None
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"BLOCK_SIZE_M": 192, "BLOCK_SIZE_N": 256}, "no 192x256 tile"),
+        ({"BLOCK_SIZE_M": 192, "BLOCK_SIZE_N": 256}, "BLOCK_SIZE_N must be at most 200 where"),
         ({"BLOCK_SIZE_M": 96}, "BLOCK_SIZE_M must be one of 64, 128, 192"),
-        ({"BLOCK_SIZE_M": 256}, "BLOCK_SIZE_M must be from"),
+        ({"BLOCK_SIZE_M": 256}, "BLOCK_SIZE_M must be one of"),
+        ({"BLOCK_SIZE_M": 360}, "BLOCK_SIZE_M must be from"),
+        ({"swap": True, "BLOCK_SIZE_N": 96}, "BLOCK_SIZE_N must be one of 64, 128, 192"),
+        ({"swap": True, "BLOCK_SIZE_M": 100}, "BLOCK_SIZE_M must be a multiple of 8"),
+        ({"swap": True, "BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 192}, "BLOCK_SIZE_M must be at most"),
+        ({"SWAP": 2}, "SWAP must be from"),
         ({"BLOCK_SIZE_N": 100}, "BLOCK_SIZE_N must be a multiple of 8"),
         ({"BLOCK_SIZE_N": 248}, "but not 8 less than a multiple of 64"),
         ({"BLOCK_SIZE_N": 56}, "BLOCK_SIZE_N must be from"),
@@ -245,19 +253,21 @@ class Hopper:
 triton.runtime.driver.set_active(Hopper())
 gluon = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1).kernels.gluon
 tiles = list(gluon.tiles())[int(sys.argv[1]) :: int(sys.argv[2])]
-for index, (block_m, block_n) in enumerate(tiles):
+for index, (rows, columns) in enumerate(tiles):
     layout = ("NN", "NT")[index % 2]
+    swap = index // 2 % 2
     # The ring is the largest buffer at its shallowest, too.
-    stages = gluon.most_stages(block_m, block_n, layout == "NT") if index % 3 else 2
+    stages = gluon.most_stages(rows, columns, swap or layout == "NT") if index % 3 else 2
+    block_m, block_n = (columns, rows) if swap else (rows, columns)
     config = dict(BLOCK_SIZE_M=block_m, BLOCK_SIZE_N=block_n, BLOCK_SIZE_K=64, GROUP_SIZE_M=8,
-                  num_warps=4, num_stages=stages, PDL=index // 4 % 4)
+                  num_warps=4, num_stages=stages, PDL=index // 4 % 4, SWAP=swap)
     a, b, out = torch.empty(3, 64, 64, dtype=(torch.float16, torch.bfloat16)[index // 2 % 2])
     b = b.t() if layout == "NT" else b
     launch = gluon.prepare(a, b, out, config)
     compiled = launch.kernel.warmup(*launch.arguments(a, b, out), grid=launch.grid,
                                     num_warps=4, num_stages=stages, **launch.options)
     values = dict(zip(launch.kernel.arg_names[-len(launch.values) :], launch.values))
-    needed = gluon.shared_memory(block_m, values["STAGE_ROWS"], stages, values["STAGING"])
+    needed = gluon.shared_memory(rows, values["STAGE_ROWS"], stages, values["STAGING"])
     assert 0 <= needed - compiled.metadata.shared < 1024, (config, needed)
     assert needed <= 227 * 1024, config
     ptx = compiled.asm["ptx"]
@@ -266,14 +276,14 @@ for index, (block_m, block_n) in enumerate(tiles):
     # What follows takes places when this kernel's last step is multiplied, not loaded: the loader waits once more.
     waits_last = before.rfind("mbarrier.try_wait") > before.rfind("cp.async.bulk.tensor.2d.shared::cluster.global")
     assert waits_last == (config["PDL"] == 2) or not after, config
-    width = block_n if block_n <= 256 else 192
-    assert f".m64n{width}k16." in ptx and f".m64n{block_n - width or width}k16." in ptx
+    width = columns if columns <= 256 else 192
+    assert f".m64n{width}k16." in ptx and f".m64n{columns - width or width}k16." in ptx
     # The ring lies at the start of shared memory: rows of a in its stages, where out is staged at last, are the only
     # addresses before its end, and what comes next begins there.
-    ring = gluon.shared_memory(block_m, values["STAGE_ROWS"], stages, 0) - 1024
+    ring = gluon.shared_memory(rows, values["STAGE_ROWS"], stages, 0) - 1024
     found = re.findall(r"@global_smem, i\d+ (\d+)|@global_smem to i\d+\), (\d+)", compiled.asm["llir"])
     addresses = {int(first or second) for first, second in found}
-    staged = {stage * ring // stages + rows * 128 for stage in range(stages) for rows in range(0, block_m, 64)}
+    staged = {stage * ring // stages + row * 128 for stage in range(stages) for row in range(0, rows, 64)}
     assert ring in addresses, (config, ring, addresses)
     assert {address for address in addresses if address < ring} <= staged, (config, ring, addresses)
 print("compiled", len(tiles))
@@ -319,9 +329,10 @@ def assert_right(a, b, out):
 @pytest.mark.parametrize(
     ("layout", "dtype"), [("NN", torch.float16), ("NT", torch.float16), ("NT", torch.bfloat16)]
 )
+@pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("size", TILES)
-def test_ragged_product_is_right_and_repeats(size, layout, dtype):
-    config = make_config(*size)
+def test_ragged_product_is_right_and_repeats(size, swap, layout, dtype):
+    config = make_config(*size, swap)
     for M, N, K in (
         (1, 40, 8),  # less than a tile, less than a k step
         (130, 208, 77),  # odd sizes in aligned rows, but for out: its rows end at 16 bytes
@@ -338,11 +349,12 @@ def test_ragged_product_is_right_and_repeats(size, layout, dtype):
 @pytest.mark.gpu
 @hopper_only
 @has_gluon
+@pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("size", [(192, 192), (128, 168), (64, 328)])
-def test_rows_outside_of_out_stay_untouched(size):
+def test_rows_outside_of_out_stay_untouched(size, swap):
     a, b, _ = make_operands(100, 200, 128, device="cuda")
     full = torch.full((300, 400), 7.0, dtype=a.dtype, device="cuda")
-    launch(a, b, full[:100, :200], make_config(*size))
+    launch(a, b, full[:100, :200], make_config(*size, swap))
     assert (full[100:] == 7).all()
     assert (full[:, 200:] == 7).all()
 
@@ -350,11 +362,12 @@ def test_rows_outside_of_out_stay_untouched(size):
 @pytest.mark.gpu
 @hopper_only
 @has_gluon
+@pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("size", [(64, 80), (128, 168), (128, 320)])
-def test_nan_stays_in_its_row(size):
+def test_nan_stays_in_its_row(size, swap):
     a, b, out = make_operands(100, 200, 100, device="cuda")
     a[3, 99] = float("nan")
-    launch(a, b, out, make_config(*size))
+    launch(a, b, out, make_config(*size, swap))
     assert out[3].isnan().all()
     assert out.isnan().sum() == 200
 
@@ -400,14 +413,21 @@ def test_version_bounds_match_what_is_installed():
 @pytest.mark.gpu
 @hopper_only
 @has_gluon
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+@pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("size", [(64, 192), (128, 168), (192, 96)])
-def test_the_last_tile_of_rows_reaches_back_not_beyond(size):
-    # What it shares with the one before it comes out as from a tile of its own, and so as from either.
-    config, rows = make_config(*size), size[0]
-    for M in (rows + 1, 3 * rows - 5):
-        a, b, out = make_operands(M, 264, 520, device="cuda")
+def test_the_last_tiles_reach_back_not_beyond(size, swap, layout):
+    # What they share with those before them comes out as from a tile of its own, and so as from either.
+    config = make_config(*size, swap)
+    rows, columns = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
+    for M, N in ((rows + 1, 264), (3 * rows - 5, columns + 8), (rows, 3 * columns - 16)):
+        a, b, out = make_operands(M, N, 520, layout=layout, device="cuda")
         launch(a, b, out, config)
         assert_right(a, b, out)
         alone = torch.empty_like(out[-rows:])
         launch(a[-rows:], b, alone, config)
         assert torch.equal(out[-rows:], alone)
+        if columns <= N:
+            alone = torch.empty_like(out[:, -columns:])
+            launch(a, b[:, -columns:], alone, config)
+            assert torch.equal(out[:, -columns:], alone)

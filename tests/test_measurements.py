@@ -187,9 +187,9 @@ class Bench:
         return [[next(self.times[name]) for _ in range(rounds)] for name in names]
 
 
-def final(times, present=None, lost=()):
+def final(times, present=None, lost=(), torch_ms=3.0):
     """The num_stages of the chosen one, of default 1 and others, and the series that were measured."""
-    bench = Bench({None: [1.0], **times}, lost)
+    bench = Bench({None: [torch_ms], **times}, lost)
     configs = [entry(stages) for stages in times]
     found = gemm_kernel.search.measure_final(bench, configs, entry(1))
     return found.choose(present and entry(present), entry(1))["num_stages"], bench.series
@@ -214,6 +214,13 @@ def test_within_the_noise_the_default_is_chosen_or_what_is_used_at_present():
 def test_the_default_is_not_given_up_for_less_than_two_percent_however_sure():
     assert final({1: [1.0], 2: [0.985]})[0] == 1
     assert final({1: [1.0], 2: [0.975]})[0] == 2
+
+
+def test_where_torch_mm_is_faster_the_default_is_given_up_for_what_is_beyond_the_noise():
+    assert final({1: [1.0], 2: [0.985]}, torch_ms=0.99)[0] == 2
+    assert final({1: [1.0], 2: [0.985]}, torch_ms=1.0)[0] == 1
+    slightly = [time * 0.999 for time in NOISY[1:] + NOISY[:1]]
+    assert final({1: NOISY, 2: slightly}, torch_ms=0.9)[0] == 1
 
 
 def test_a_gain_has_to_be_beyond_the_noise_and_beyond_two_percent_but_not_beyond_their_sum():
@@ -250,7 +257,7 @@ def test_the_simplest_is_not_chosen_if_it_gains_too_little_on_the_default():
     for default_ms, expected in ((1.031, complex_one), (1.1, simple)):
         found = gemm_kernel.search._Final()
         default_times = [default_ms * time for time in noise]
-        found.add([complex_one, simple, entry(1)], [noise, simple_ms, default_times], [1.0] * 5)
+        found.add([complex_one, simple, entry(1)], [noise, simple_ms, default_times], [2.0] * 5)
         assert found.choose(None, entry(1)) == expected
 
 
@@ -423,11 +430,20 @@ def test_few_configurations_serve_all_ms_within_the_cost():
 
 
 @pytest.mark.parametrize(
-    ("default_ms", "is_shared"), [(1.04, True), (1.02, False), (float("nan"), True)]
+    ("default_ms", "torch_ms", "is_shared"),
+    [
+        (1.04, 2.0, True),
+        (1.02, 2.0, False),
+        (1.02, 1.01, True),
+        (1.005, 1.0, False),
+        (float("nan"), 2.0, True),
+    ],
 )
-def test_what_is_shared_has_to_gain_on_the_default_as_much_as_any_other(default_ms, is_shared):
+def test_what_is_shared_has_to_gain_on_the_default_as_much_as_any_other(
+    default_ms, torch_ms, is_shared
+):
     own, other = (gemm_kernel.tuner._key(entry(stages)) for stages in (2, 3))
-    result = gemm_kernel.search.Result(16, entry(2), default_ms, 1.0, 1.0, 2, {})
+    result = gemm_kernel.search.Result(16, entry(2), default_ms, 1.0, torch_ms, 2, {})
     # The card is slower than it was when the default was measured.
     times = {own: 1.5, other: 1.515}
     gaining = gemm_kernel.tuner._gaining(times, result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -120,7 +121,8 @@ def _check_gain(kernel: Any, M: int, entry: dict, measured: dict) -> Iterator[st
         return
     # One time for both: the entry is the default. And half the gain, since the tuner compares round by round.
     is_default = found.tuned_us == found.default_us
-    if not is_default and found.tuned_us > found.default_us * (1 - kernel.search.LEAST_GAIN / 2):
+    least = kernel.search.least_gain(found.default_us, found.torch_us or math.nan)
+    if not is_default and found.tuned_us > found.default_us * (1 - least / 2):
         times = f"{found.tuned_us} µs, the default {found.default_us} µs"
         yield f"M={M}: is measured as no faster than the default ({times})"
 

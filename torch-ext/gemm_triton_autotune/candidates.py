@@ -77,6 +77,8 @@ _TMA_SPLIT = [(64, 64, 128, 4, 4), (64, 128, 64, 4, 5), (128, 64, 64, 4, 5), (12
 # Swapped: (BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps); all rows of a in one tile, or in two
 _TMA_SWAP = [(64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8)]
 _TMA_SWAP_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 288, 320, 384)
+# So many rows of swapped `gluon` tiles are tried in any case.
+_ROWS_OF_SWAPPED = 4
 # Of the large tiles, those that the model finds within this factor of its best, and of them (least, most). The
 # model says little where memory is the bound, so a few stay in any case.
 _MODEL_FACTOR = 1.25
@@ -156,24 +158,35 @@ def _all(
                 for split_k in _splits(M, N, K, block_m, tuple(rest), multiprocessors, properties):
                     if split_k > 1:
                         yield make_config("tma", *tile, SPLIT_K=split_k)
-        sizes = _gluon_sizes(M, N, multiprocessors, layout)
-        gluon = [gluon_config(*size, layout or "NN", properties) for size in sizes]
+        tiles = _gluon_tiles(M, N, multiprocessors, layout)
+        gluon = [gluon_config(*tile, layout or "NN", properties, swap) for tile, swap in tiles]
         yield from _best_by_model(gluon, M, N, K, properties, layout)
 
 
-def _gluon_sizes(
+def _gluon_tiles(
     M: int | None, N: int | None, multiprocessors: int, layout: str | None
-) -> list[tuple[int, int]]:
-    """(BLOCK_SIZE_M, BLOCK_SIZE_N): of those with as many rows and waves the narrowest, which pads the least."""
-    # A row-major b in columns that begin at no multiple of 32 bytes was up to 1.9 times as slow.
-    sizes = [size for size in kernels.gluon.tiles() if layout != "NN" or size[1] % 16 == 0]
-    if M is None or N is None:
-        return sizes
-    narrowest: dict[tuple[int, int], tuple[int, int]] = {}
-    for block_m, block_n in sizes:
-        waves = cdiv(cdiv(M, block_m) * cdiv(N, block_n), multiprocessors)
-        narrowest.setdefault((block_m, waves), (block_m, block_n))
-    return list(narrowest.values())
+) -> list[tuple[tuple[int, int], bool]]:
+    """Of the `gluon.tiles`, swapped (True) or not, with as many rows and waves the narrowest, which pads the least; of
+    swapped ones also where one to four hold all rows of a."""
+    found: dict[tuple, tuple[tuple[int, int], bool]] = {}
+    for swap in (False, True):
+        for rows, columns in kernels.gluon.tiles():
+            # A row-major b in columns that begin at no multiple of 32 bytes was up to 1.9 times as slow.
+            if layout == "NN" and columns % 16 and not swap:
+                continue
+            # The same tile as one that is not swapped.
+            if swap and columns in (64, 128, 192):
+                continue
+            tile = (rows, columns), swap
+            if M is None or N is None:
+                found[tile] = tile
+                continue
+            along_columns = cdiv(M if swap else N, columns)
+            waves = cdiv(cdiv(N if swap else M, rows) * along_columns, multiprocessors)
+            found.setdefault(("waves", swap, rows, waves), tile)
+            if swap and along_columns <= _ROWS_OF_SWAPPED:
+                found.setdefault(("rows", rows, along_columns), tile)
+    return list(dict.fromkeys(found.values()))
 
 
 def _swap_rows(M: int | None, N: int | None, multiprocessors: int) -> list[int]:

@@ -48,15 +48,17 @@ _FEW_ROWS_SPLIT_US = 1.0
 _ROWS_ALONG_K = 1.3
 # A wgmma of 16 or 32 columns takes as long as one of 16 more; `gluon` has none.
 _NARROW_PART = 16
-# Of `gluon` (`benchmarks/NOTES.md`, sections 31 and 33): how much faster tiles come in, as its loader waits for no
-# multiplication; how much more slowly where there is one row of them, so that no neighbour loads the same columns of b;
-# and boxes of a row-major b that begin at no multiple of 64 columns.
-_LOADER = 1.1
-_ALONE = 1.15
+# Of `gluon` (`benchmarks/NOTES.md`, sections 31, 33 and 37): how much faster tiles come in, as its loader waits for no
+# multiplication; how much more slowly where there is one row of them, so that no neighbour loads the same columns of b
+# (of swapped ones that was not seen); and boxes of a row-major b that begin at no multiple of 64 columns.
+_LOADER = 1.3
+_ALONE = 1.5
 _MISALIGNED = 2.0
+# A smooth maximum of loading and multiplying: the higher, the less one hinders the other.
+_OVERLAP = 8
 # How much longer a multiplication takes the more it uses shared memory, to which a step's rows and columns are written
 # and from which each consumer reads its rows and all columns; and if a lone consumer has two for each step.
-_SHARED_MEMORY = 6.0
+_SHARED_MEMORY = 3.0
 _TWO_PARTS = 1.05
 # What it takes to store a tile before the next.
 _STORE_US = 0.9
@@ -86,17 +88,21 @@ def _block_us(block_m: int, block_n: int, is_swapped: bool, slower: float, rates
     return max(_multiply_us(rows, columns, rates), _load_us(block_m + block_n, rates) * slower)
 
 
-def _gluon_block_us(block_m: int, block_n: int, M: int, rates: Rates, layout: str | None) -> float:
+def _gluon_block_us(config: Mapping[str, Any], M: int, rates: Rates, layout: str | None) -> float:
     """The same for a tile of `gluon` and ``M`` rows."""
-    loaded = block_m + block_n
-    if layout == "NN" and block_n % 64:
-        loaded = block_m + _MISALIGNED * cdiv(block_n, 64) * 64
-    load_us = _load_us(loaded, rates) * ((_ALONE if block_m >= M else 1) / _LOADER)
+    block_m, block_n = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
+    rows, columns = (block_n, block_m) if config.get("SWAP") else (block_m, block_n)
+    loaded = rows + columns
+    if layout == "NN" and columns % 64 and not config.get("SWAP"):
+        loaded = rows + _MISALIGNED * cdiv(columns, 64) * 64
+    is_alone = block_m >= M and not config.get("SWAP")
+    load_us = _load_us(loaded, rates) * ((_ALONE if is_alone else 1) / _LOADER)
     # 128 x 256 uses 1 / 32.
-    used = 1 / block_m + 1 / block_n + 1 / 64 + 1 / block_n
+    used = 1 / rows + 1 / columns + 1 / 64 + 1 / columns
     longer = (1 + _SHARED_MEMORY * used) / (1 + _SHARED_MEMORY / 32)
-    parts = _TWO_PARTS if block_m == 64 and block_n > 256 else 1
-    return max(_multiply_us(block_m, block_n, rates) * longer * parts, load_us)
+    parts = _TWO_PARTS if rows == 64 and columns > 256 else 1
+    multiply_us = _multiply_us(rows, columns, rates) * longer * parts
+    return (multiply_us**_OVERLAP + load_us**_OVERLAP) ** (1 / _OVERLAP)
 
 
 def _multiply_us(rows: int, columns: int, rates: Rates) -> float:
@@ -117,7 +123,7 @@ def time_us(
     is_gluon = family_of(config) == "gluon"
     is_few_rows = family_of(config) == "swap" and block_m <= _FEW_ROWS
     if is_gluon:
-        block_us = _gluon_block_us(block_m, block_n, M, rates, layout)
+        block_us = _gluon_block_us(config, M, rates, layout)
     else:
         slower = _ROWS_ALONG_K if is_few_rows and layout == "NT" else 1
         block_us = _block_us(block_m, block_n, bool(config.get("SWAP")), slower, rates)

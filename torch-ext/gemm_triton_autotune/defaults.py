@@ -128,7 +128,9 @@ def _some_rows_options(layout: str) -> Iterator[_Option]:
         *((96, 128, 64, 8, 64), (160, 128, 64, 6, 128), (192, 128, 64, 5, 160)),
     ):
         config = make_config("tma", block_m, block_n, block_k, 4, num_stages, SWAP=1)
-        yield _Option(config, low, block_m, splits=block_n == 64)
+        # With more rows and no split `gluon` does the same faster.
+        slower = block_n == 128 and block_m > 128
+        yield _Option(config, low, block_m, splits=block_n == 64, without_gluon=slower)
     # Where TMA cannot load.
     several_waves = (64, 128, 4, 4) if layout == "NT" else (128, 64, 4, 6)
     yield _Option(swap, 32, 64, splits=True, waves=_ONE_WAVE)
@@ -137,33 +139,46 @@ def _some_rows_options(layout: str) -> Iterator[_Option]:
 
 
 def _gluon_options(layout: str) -> Iterator[_Option]:
-    # Of all tiles those that are missed the most (`benchmarks/NOTES.md`, section 33), as each one is a compile. A
-    # row-major b is loaded by boxes of 64 columns, and slowly where they do not begin at a multiple of 64.
-    columns = {
+    # Of all tiles those that are missed the most by the cost model (`benchmarks/NOTES.md`, section 37), as each one is a
+    # compile: for so many rows of the product, as wgmma has them, so many columns.
+    plain = {
         "NT": {
-            64: (64, 80, 96, 112, 128, 144, 160, 192, 200, 224, 240, 256),
-            128: (128, 160, 176, 192, 200, 224, 256, 280, 320, 328, 352),
-            192: (96, 112, 160, 192),
+            64: (64, 80, 96, 112, 128, 144, 168, 200, 240, 256),
+            128: (128, 144, 160, 192, 200, 224, 240, 256, 280, 328, 352),
+            192: (144,),
         },
+        # A row-major b is loaded by boxes of 64 columns, and slowly where they do not begin at a multiple of 64.
+        "NN": {64: (64, 128, 192, 256), 128: (128, 192, 256, 320), 192: (192,)},
+    }
+    swapped = {
+        "NT": {64: (72,), 128: (72, 80, 96, 112, 152, 176, 216, 304), 192: (152,)},
         "NN": {
-            64: (64, 128, 192, 256, 320),
-            128: (128, 192, 208, 224, 256, 320, 352),
-            192: (112, 128, 144, 160, 192),
+            64: (72, 88, 104, 112),
+            128: (72, 80, 88, 104, 112, 152, 160, 176, 216),
+            192: (80, 96, 152),
         },
     }
-    for block_m, widths in columns[layout].items():
-        for block_n in widths:
-            yield _Option(gluon_config(block_m, block_n, layout), 32)
+    for sizes, swap in ((plain, False), (swapped, True)):
+        for rows, widths in sizes[layout].items():
+            for columns in widths:
+                # What takes few rows well reads them faster.
+                low = 64 if swap else 32
+                yield _Option(gluon_config(rows, columns, layout, swap=swap), low)
 
 
 def gluon_config(
-    block_m: int, block_n: int, layout: str, properties: DeviceProperties | None = None
+    rows: int,
+    columns: int,
+    layout: str,
+    properties: DeviceProperties | None = None,
+    swap: bool = False,
 ) -> Config:
-    """A `gluon` tile with as deep a ring as fits."""
+    """One of the `gluon.tiles`, swapped or not, with as deep a ring as fits."""
     limit = properties.shared_memory if properties else None
-    stages = kernels.gluon.most_stages(block_m, block_n, layout == "NT", limit)
-    config = make_config("gluon", block_m, block_n, 64, 4, stages)
-    return {**config, "GROUP_SIZE_M": _GROUP_ROWS // block_m}
+    stages = kernels.gluon.most_stages(rows, columns, swap or layout == "NT", limit)
+    block_m, block_n = (columns, rows) if swap else (rows, columns)
+    config = make_config("gluon", block_m, block_n, 64, 4, stages, SWAP=int(swap))
+    return {**config, "GROUP_SIZE_M": max(_GROUP_ROWS // block_m, 1)}
 
 
 def _tma_options() -> Iterator[_Option]:

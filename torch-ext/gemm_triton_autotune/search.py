@@ -31,7 +31,7 @@ _MAX_SERIES = 4
 _REFINED = 3
 # The least gain that the default is given up for: on an H200 gains of 2 % and more were the same when measured again, in
 # another process on another card, gains of 1.5 to 2 % two thirds, smaller ones a third (`benchmarks/NOTES.md`, section 33).
-LEAST_GAIN = 0.02
+_LEAST_GAIN = 0.02
 # Two others within this factor are as good.
 _SAME = 0.01
 # So many standard errors are beyond the noise.
@@ -39,6 +39,12 @@ _SIGNIFICANT = 3
 
 # What compiles candidates ahead: each one, and what stands against it, in the order in which they are ready.
 Compiled = Callable[[Sequence[Config]], Iterable[tuple[Config, "Skip | None"]]]
+
+
+def least_gain(default_ms: float, torch_ms: float) -> float:
+    """The gain, as a part of its time, that the default is given up for: any that is beyond the noise where torch.mm is
+    faster than it."""
+    return 0.0 if torch_ms < default_ms else _LEAST_GAIN
 
 
 class Timed(NamedTuple):
@@ -84,7 +90,7 @@ def search(
 ) -> Result:
     """Find the fastest right one of ``candidates`` with a `Bench` or `RemoteBench`.
 
-    default: the candidate that takes no tuning; only for a gain of 2 % is another one chosen.
+    default: the candidate that takes no tuning; only for a gain of `least_gain` is another one chosen.
     present: what is used until now; it stays unless another one is faster beyond the noise, or the default as fast.
     properties: the device's; what it cannot run is not tried to refine a candidate.
     Raises: RuntimeError if no candidate runs, or the operands do not fit.
@@ -319,7 +325,8 @@ class _Final:
         """The best; of equals the default, or what is used at present, or the simplest."""
         equal = self.contenders()
         best = equal[0]
-        if default in self._configs and not self.beats(best, default, LEAST_GAIN):
+        least = least_gain(self.time_ms(default), self.torch_ms)
+        if default in self._configs and not self.beats(best, default, least):
             equal.append(default)
         for preferred in (default, present):
             if preferred in equal:
@@ -330,7 +337,7 @@ class _Final:
         as_good = [c for c in equal if self._lead(best, c)[0] <= _SAME]
         if default in self._configs:
             # What is simpler must not have lost the gain for which the default was given up.
-            as_good = [c for c in as_good if self.beats(c, default, LEAST_GAIN)]
+            as_good = [c for c in as_good if self.beats(c, default, least)]
         return min(as_good, key=len)
 
 

@@ -376,7 +376,8 @@ def _gaining(times: Mapping[str, float], result: search.Result) -> dict[str, flo
     own = _key(result.config)
     limit_ms = math.inf
     if math.isfinite(result.default_ms):
-        limit_ms = times[own] * result.default_ms / result.tuned_ms * (1 - search.LEAST_GAIN)
+        least = search.least_gain(result.default_ms, result.torch_ms)
+        limit_ms = times[own] * result.default_ms / result.tuned_ms * (1 - least)
     return {key: time_ms for key, time_ms in times.items() if key == own or time_ms <= limit_ms}
 
 

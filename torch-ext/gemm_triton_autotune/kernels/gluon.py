@@ -38,19 +38,20 @@ else:
 NAME = "gluon"
 
 PARAMETERS = {
-    # 64 for each consumer
-    "BLOCK_SIZE_M": Parameter(IntRange(64, 192)),
-    # a multiple of 8, but not 8 less than one of 64
+    # One is 64 for each consumer, the other a multiple of 8, but not 8 less than one of 64.
+    "BLOCK_SIZE_M": Parameter(IntRange(64, 352)),
     "BLOCK_SIZE_N": Parameter(IntRange(64, 352)),
     # 64 elements are the 128 bytes of a swizzled row of shared memory
     "BLOCK_SIZE_K": Parameter(IntRange(64, 64)),
     "GROUP_SIZE_M": Parameter(IntRange(1, 1 << 20)),
+    # Swap the operands, so that the rows are the multiple of 8.
+    "SWAP": Parameter(IntRange(0, 1), default=0),
     "PDL": dependent_launch.PARAMETERS["PDL"],
 }
 
 # A consumer is one warpgroup; the compiler adds those of the further consumers and the loader's warp.
 _NUM_WARPS = 4
-# By BLOCK_SIZE_M. Up to these widths each tile compiles without a spill with Triton 3.6, 3.7, 3.8 and 3.9.
+# By rows of the product, as wgmma has them. Up to these widths each tile compiles without a spill with Triton 3.6, 3.7, 3.8 and 3.9.
 _MOST_COLUMNS = {64: 352, 128: 352, 192: 200}
 # A descriptor of b for each size of its boxes.
 _MOST_BOX_SIZES = 3
@@ -63,35 +64,38 @@ _HOPPER_SHARED_MEMORY = 227 * 1024
 
 
 def tiles() -> Iterator[tuple[int, int]]:
-    """(BLOCK_SIZE_M, BLOCK_SIZE_N) of all that there are."""
-    for block_m, most in _MOST_COLUMNS.items():
-        for block_n in range(64, most + 1, 8):
-            if len(_box_sizes(block_n)) <= _MOST_BOX_SIZES:
-                yield block_m, block_n
+    """Rows and columns of all that there are: BLOCK_SIZE_M and BLOCK_SIZE_N, or if SWAP the other way round."""
+    for rows, most in _MOST_COLUMNS.items():
+        for columns in range(64, most + 1, 8):
+            if len(_box_sizes(columns)) <= _MOST_BOX_SIZES:
+                yield rows, columns
 
 
-def _box_sizes(block_n: int) -> list[int]:
-    """The columns of b in the boxes of TMA: as many of 64 as there are, then powers of two, as Triton wants them."""
-    return [64, *(size for size in (32, 16, 8) if block_n & size)]
+def _box_sizes(columns: int) -> list[int]:
+    """Of each of the boxes of TMA: as many of 64 as there are, then powers of two, as Triton wants them."""
+    return [64, *(size for size in (32, 16, 8) if columns & size)]
 
 
-def most_stages(block_m: int, block_n: int, b_is_nt: bool, limit: int | None = None) -> int:
-    """How deep a ring of such tiles fits into ``limit`` bytes of shared memory; deeper than 12 brings nothing."""
-    rows = stage_rows(block_m, block_n, b_is_nt)
-    left = (limit or _HOPPER_SHARED_MEMORY) - shared_memory(block_m, rows, num_stages=0)
-    return min(left // (rows * 128), 12)
+def most_stages(rows: int, columns: int, b_is_nt: bool, limit: int | None = None) -> int:
+    """How deep a ring of such `tiles` fits into ``limit`` bytes of shared memory; deeper than 12 brings nothing.
+
+    b_is_nt: are the columns rows along K?
+    """
+    stage = stage_rows(rows, columns, b_is_nt)
+    left = (limit or _HOPPER_SHARED_MEMORY) - shared_memory(rows, stage, num_stages=0)
+    return min(left // (stage * 128), 12)
 
 
-def stage_rows(block_m: int, block_n: int, b_is_nt: bool) -> int:
-    """Rows of 128 bytes in a stage: those of a, then the columns of b, which if it is row-major come by 64."""
-    rows = block_m + (block_n if b_is_nt else cdiv(block_n, 64) * 64)
-    return cdiv(rows, _STAGE_ROWS_MULTIPLE) * _STAGE_ROWS_MULTIPLE
+def stage_rows(rows: int, columns: int, b_is_nt: bool) -> int:
+    """Rows of 128 bytes in a stage: those of a tile, then its columns, which if they are not along K come by 64."""
+    count = rows + (columns if b_is_nt else cdiv(columns, 64) * 64)
+    return cdiv(count, _STAGE_ROWS_MULTIPLE) * _STAGE_ROWS_MULTIPLE
 
 
-def shared_memory(block_m: int, rows: int, num_stages: int, staging: int = 1) -> int:
-    """Bytes of shared memory for stages of so many rows, and ``staging`` times 64 columns of out of all consumers, with a
-    margin of less than a KiB."""
-    return (num_stages * rows + staging * block_m) * 128 + _SHARED_MEMORY_EXTRA
+def shared_memory(rows: int, stage: int, num_stages: int, staging: int = 1) -> int:
+    """Bytes of shared memory for stages of so many rows (`stage_rows`), and ``staging`` times 64 columns of all rows of a
+    tile, with a margin of less than a KiB."""
+    return (num_stages * stage + staging * rows) * 128 + _SHARED_MEMORY_EXTRA
 
 
 def config_problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
@@ -102,20 +106,29 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
     )
 
 
+def _size(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Rows and columns of the tile, as wgmma has them."""
+    size = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
+    return size[::-1] if config.get("SWAP") else size
+
+
 def _least_shared_memory(config: Mapping[str, Any]) -> int:
     # Where a stage has more rows, fewer of them are used.
-    rows = config["BLOCK_SIZE_M"] + config["BLOCK_SIZE_N"]
-    return shared_memory(config["BLOCK_SIZE_M"], rows, config["num_stages"])
+    rows, columns = _size(config)
+    return shared_memory(rows, rows + columns, config["num_stages"])
 
 
 def _problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
-    block_m, block_n = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
-    if block_m not in _MOST_COLUMNS:
-        return f"BLOCK_SIZE_M must be one of {', '.join(map(str, _MOST_COLUMNS))}, got {block_m}"
-    if block_n % 8 or len(_box_sizes(block_n)) > _MOST_BOX_SIZES:
-        return f"BLOCK_SIZE_N must be a multiple of 8, but not 8 less than a multiple of 64, got {block_n}"
-    if block_n > _MOST_COLUMNS[block_m]:
-        return f"has no {block_m}x{block_n} tile: with that many rows up to {_MOST_COLUMNS[block_m]} columns"
+    rows, columns = _size(config)
+    of_rows, of_columns = ("N", "M") if config.get("SWAP") else ("M", "N")
+    if rows not in _MOST_COLUMNS:
+        return (
+            f"BLOCK_SIZE_{of_rows} must be one of {', '.join(map(str, _MOST_COLUMNS))}, got {rows}"
+        )
+    if columns % 8 or len(_box_sizes(columns)) > _MOST_BOX_SIZES:
+        return f"BLOCK_SIZE_{of_columns} must be a multiple of 8, but not 8 less than a multiple of 64, got {columns}"
+    if columns > _MOST_COLUMNS[rows]:
+        return f"BLOCK_SIZE_{of_columns} must be at most {_MOST_COLUMNS[rows]} where BLOCK_SIZE_{of_rows} is {rows}, got {columns}"
     if config["num_warps"] != _NUM_WARPS:
         return (
             f"num_warps must be {_NUM_WARPS}, the warps of one consumer, got {config['num_warps']}"
@@ -146,37 +159,44 @@ def operand_problem(
 def prepare(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Mapping[str, Any]
 ) -> Launch:
-    M, K = a.shape
-    N = b.shape[1]
-    block_m, block_n, block_k = (config[f"BLOCK_SIZE_{side}"] for side in "MNK")
+    swap = bool(config.get("SWAP"))
     b_is_nt = is_transposed(b)
     rows_of_b = b.t() if b_is_nt else b
-    boxes = [(columns, block_k) for columns in _box_sizes(block_n)] if b_is_nt else [(block_k, 64)]
-    described_b = [Described("b", _describe(rows_of_b, box)) for box in boxes]
+    (M, K), N = a.shape, b.shape[1]
+    rows, columns = _size(config)
+    block_k = config["BLOCK_SIZE_K"]
+    # What the kernel calls a and b: if SWAP the caller's b.T and a.T.
+    first, second = (("b", rows_of_b), ("a", a)) if swap else (("a", a), ("b", rows_of_b))
+    first_along_k, second_along_k = (b_is_nt, True) if swap else (True, b_is_nt)
+    boxes = [(size, block_k) for size in _box_sizes(columns)] if second_along_k else [(block_k, 64)]
+    seconds = [Described(second[0], _describe(second[1], box)) for box in boxes]
     properties = device_properties(a.device)
     limit = properties.shared_memory or _HOPPER_SHARED_MEMORY
-    rows = stage_rows(block_m, block_n, b_is_nt)
-    num_stages = min(config["num_stages"], most_stages(block_m, block_n, b_is_nt, limit))
+    stage = stage_rows(rows, columns, second_along_k)
+    num_stages = min(config["num_stages"], most_stages(rows, columns, second_along_k, limit))
     # One CTA fills a multiprocessor, and each takes as many tiles as the others, or one less.
-    tiles = cdiv(M, block_m) * cdiv(N, block_n)
+    tiles = cdiv(M, config["BLOCK_SIZE_M"]) * cdiv(N, config["BLOCK_SIZE_N"])
     return Launch(
         kernel=gluon_gemm_kernel,
         grid=(min(tiles, properties.multiprocessors or tiles), 1, 1),
         operands=(
-            Described("a", _describe(a, (64, block_k))),
-            *described_b,
-            *[None] * (_MOST_BOX_SIZES - len(described_b)),
+            # 64 x 64 in either layout
+            Described(first[0], _describe(first[1], (64, block_k))),
+            *seconds,
+            *[None] * (_MOST_BOX_SIZES - len(seconds)),
             Described("out", _describe(out, (64, 64))),
             "bias",
         ),
-        values=(M, N, K)
-        + (block_m, block_n, block_k, config["GROUP_SIZE_M"], num_stages, rows)
+        values=((N, M, K) if swap else (M, N, K))
+        + (rows, columns, block_k, config["GROUP_SIZE_M"], num_stages, stage)
         + (
-            2 if shared_memory(block_m, rows, num_stages, staging=2) <= limit else 1,
+            2 if shared_memory(rows, stage, num_stages, staging=2) <= limit else 1,
             # A step stays in flight while the next one is waited for, unless two other consumers multiply meanwhile or
             # the ring is short: its stage is free a step later (`benchmarks/NOTES.md`, section 31).
-            1 if block_m == 64 or block_m == 128 and num_stages >= 5 else 0,
-            b_is_nt,
+            1 if rows == 64 or rows == 128 and num_stages >= 5 else 0,
+            first_along_k,
+            second_along_k,
+            swap,
             config.get("PDL", 0),
         ),
         options=dependent_launch.options(config),

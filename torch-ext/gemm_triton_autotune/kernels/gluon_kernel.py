@@ -58,14 +58,21 @@ def gluon_gemm_kernel(
     # chunks of out that a consumer may have on their way to memory, and steps that it may have in wgmma: 0 or 1
     STAGING: gl.constexpr,
     STEPS_IN_FLIGHT: gl.constexpr,
+    A_IS_ROW_MAJOR: gl.constexpr,
     B_IS_NT: gl.constexpr,
+    SWAP: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """out = a @ b + bias; a (M, K) row-major, b (K, N) row-major or (if B_IS_NT) column-major, out (M, N).
+    """out = a @ b + bias; a (M, K) row-major or (if not A_IS_ROW_MAJOR) column-major, b (K, N) row-major or (if B_IS_NT)
+    column-major, out (M, N).
+
+    If SWAP, a, b and out are the caller's b.T, a.T and out.T: `out_desc` is that of the caller's out, there is a number of
+    the bias for each row, and GROUP_SIZE_M is one of columns.
 
     A CTA computes the BLOCK_SIZE_M x BLOCK_SIZE_N tiles pid, pid + CTAs, …: one warp loads the k steps of
     all of them into a ring, across tile borders, and a warpgroup for each 64 rows, a consumer, multiplies these.
-    TMA fills what lies outside of a and b with zeros and drops what lies outside of out.
+    The last tiles reach back, and share rows or columns with those before them; TMA fills what still lies outside of a
+    and b with zeros and drops what lies outside of out.
     The roles are those of https://triton-lang.org/main/getting-started/tutorials/gluon/08-warp-specialization.html.
     """
     dtype: gl.constexpr = a_desc.dtype
@@ -83,7 +90,9 @@ def gluon_gemm_kernel(
     # TMA completes these barriers through the asynchronous proxy.
     fence_async_shared()
 
-    pid_m, pid_n = _tile_position(gl.program_id(0), M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M)
+    row, column = _tile_start(
+        gl.program_id(0), M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, SWAP
+    )
     if PDL:
         gdc_wait()
     if PDL == 1:
@@ -91,10 +100,9 @@ def gluon_gemm_kernel(
     # The first loads are under way while the partitions still start. A ring longer than K is not filled:
     # what lies behind the last step of the first tile belongs to the next tile.
     loads = (a_desc, b_desc, b_desc_2, b_desc_3, ring, full)
-    first_row = _first_row(pid_m, M, BLOCK_SIZE_M)
     for stage in range(gl.minimum(_cdiv(K, BLOCK_SIZE_K), NUM_STAGES)):
         _load_step(
-            loads, first_row, pid_n * BLOCK_SIZE_N, stage, stage, BLOCK_SIZE_M, BLOCK_SIZE_N, B_IS_NT
+            loads, row, column, stage, stage, BLOCK_SIZE_M, BLOCK_SIZE_N, A_IS_ROW_MAJOR, B_IS_NT
         )  # fmt: skip
 
     buffers = (out_desc, bias_ptr, ring, out_chunks, full, empty)
@@ -102,21 +110,21 @@ def gluon_gemm_kernel(
     # The numbers are warps and registers of the workers; the first partition gets what is left.
     if CONSUMERS == 1:
         gl.warp_specialize([
-            (_consumer, (buffers, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, STEPS_IN_FLIGHT, B_IS_NT, 0)),
-            (_loader, (loads, empty, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, B_IS_NT, PDL)),
+            (_consumer, (buffers, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, STEPS_IN_FLIGHT, A_IS_ROW_MAJOR, B_IS_NT, SWAP, 0)),
+            (_loader, (loads, empty, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, A_IS_ROW_MAJOR, B_IS_NT, SWAP, PDL)),
         ], [1], [24])  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize([
-            (_consumer, (buffers, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, STEPS_IN_FLIGHT, B_IS_NT, 0)),
-            (_consumer, (buffers, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, STEPS_IN_FLIGHT, B_IS_NT, 1)),
-            (_loader, (loads, empty, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, B_IS_NT, PDL)),
+            (_consumer, (buffers, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, STEPS_IN_FLIGHT, A_IS_ROW_MAJOR, B_IS_NT, SWAP, 0)),
+            (_consumer, (buffers, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, STEPS_IN_FLIGHT, A_IS_ROW_MAJOR, B_IS_NT, SWAP, 1)),
+            (_loader, (loads, empty, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, A_IS_ROW_MAJOR, B_IS_NT, SWAP, PDL)),
         ], [4, 1], [240, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (_consumer, (buffers, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, STEPS_IN_FLIGHT, B_IS_NT, 0)),
-            (_consumer, (buffers, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, STEPS_IN_FLIGHT, B_IS_NT, 1)),
-            (_consumer, (buffers, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, STEPS_IN_FLIGHT, B_IS_NT, 2)),
-            (_loader, (loads, empty, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, B_IS_NT, PDL)),
+            (_consumer, (buffers, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, STEPS_IN_FLIGHT, A_IS_ROW_MAJOR, B_IS_NT, SWAP, 0)),
+            (_consumer, (buffers, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, STEPS_IN_FLIGHT, A_IS_ROW_MAJOR, B_IS_NT, SWAP, 1)),
+            (_consumer, (buffers, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, STEPS_IN_FLIGHT, A_IS_ROW_MAJOR, B_IS_NT, SWAP, 2)),
+            (_loader, (loads, empty, M, N, K, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, A_IS_ROW_MAJOR, B_IS_NT, SWAP, PDL)),
         ], [4, 4, 1], [160, 160, 24])  # fmt: skip
 
 
@@ -130,7 +138,9 @@ def _loader(
     BLOCK_SIZE_M: gl.constexpr,
     BLOCK_SIZE_N: gl.constexpr,
     GROUP_SIZE_M: gl.constexpr,
+    A_IS_ROW_MAJOR: gl.constexpr,
     B_IS_NT: gl.constexpr,
+    SWAP: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Load every step that the kernel did not load before the partitions started."""
@@ -143,12 +153,12 @@ def _loader(
     stage = gl.where(loaded == NUM_STAGES, 0, loaded)
     phase = gl.where(loaded == NUM_STAGES, 0, 1)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        pid_m, pid_n = _tile_position(tile, M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M)
-        row = _first_row(pid_m, M, BLOCK_SIZE_M)
-        column = pid_n * BLOCK_SIZE_N
+        row, column = _tile_start(tile, M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, SWAP)
         for step in range(gl.where(tile == gl.program_id(0), loaded, 0), steps):
             mbarrier.wait(empty.index(stage), phase)
-            _load_step(loads, row, column, step, stage, BLOCK_SIZE_M, BLOCK_SIZE_N, B_IS_NT)
+            _load_step(
+                loads, row, column, step, stage, BLOCK_SIZE_M, BLOCK_SIZE_N, A_IS_ROW_MAJOR, B_IS_NT
+            )  # fmt: skip
             stage, phase = _next_stage(stage, phase, NUM_STAGES)
     if PDL == 2:
         # Not before the last step was multiplied: the CTAs that come next take places in the order in which these
@@ -160,8 +170,16 @@ def _loader(
 
 @gluon.jit
 def _load_step(
-    loads, row, column, step, stage, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, B_IS_NT: gl.constexpr
-):  # fmt: skip
+    loads,
+    row,
+    column,
+    step,
+    stage,
+    BLOCK_SIZE_M: gl.constexpr,
+    BLOCK_SIZE_N: gl.constexpr,
+    A_IS_ROW_MAJOR: gl.constexpr,
+    B_IS_NT: gl.constexpr,
+):
     """Load one k step of the tile at `row` and `column` into a stage that is free: the rows of a, then b."""
     a_desc, b_desc, b_desc_2, b_desc_3, ring, full = loads
     SLABS: gl.constexpr = ring.shape[0] // full.shape[0]
@@ -170,7 +188,10 @@ def _load_step(
     k = step * ring.shape[2]
     slab = stage * SLABS
     for i in gl.static_range(BLOCK_SIZE_M // 64):
-        _load_box(a_desc, row + i * 64, k, barrier, ring, slab + i * 8, SLABS)
+        if A_IS_ROW_MAJOR:
+            _load_box(a_desc, row + i * 64, k, barrier, ring, slab + i * 8, SLABS)
+        else:
+            _load_box(a_desc, k, row + i * 64, barrier, ring, slab + i * 8, SLABS)
     slab += BLOCK_SIZE_M // 8
     if B_IS_NT:
         for i in gl.static_range(BLOCK_SIZE_N // 64):
@@ -213,7 +234,9 @@ def _consumer(
     BLOCK_SIZE_N: gl.constexpr,
     GROUP_SIZE_M: gl.constexpr,
     STEPS_IN_FLIGHT: gl.constexpr,
+    A_IS_ROW_MAJOR: gl.constexpr,
     B_IS_NT: gl.constexpr,
+    SWAP: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
     """Multiply and store the rows of every tile that belong to warpgroup CONSUMER."""
@@ -232,7 +255,7 @@ def _consumer(
     stage = 0
     phase = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        pid_m, pid_n = _tile_position(tile, M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M)
+        row, column = _tile_start(tile, M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M, SWAP)
         acc = wgmma_zeros(BLOCK_SIZE_N)
         for step in range(steps):
             mbarrier.wait(full.index(stage), phase)
@@ -240,10 +263,12 @@ def _consumer(
             a = first + (stage * SLABS + CONSUMER * 8) * 64
             b = first + (stage * SLABS + BLOCK_SIZE_M // 8) * 64
             if PARTS == 1:
-                acc = wgmma(acc, a, b, B_IS_NT, DTYPE)
+                acc = wgmma(acc, a, b, A_IS_ROW_MAJOR, B_IS_NT, DTYPE)
             else:
-                left = wgmma(acc[:GROUPS_LEFT], a, b, B_IS_NT, DTYPE)
-                right = wgmma(acc[GROUPS_LEFT:], a, b + GROUPS_LEFT * 64, B_IS_NT, DTYPE)
+                left = wgmma(acc[:GROUPS_LEFT], a, b, A_IS_ROW_MAJOR, B_IS_NT, DTYPE)
+                right = wgmma(
+                    acc[GROUPS_LEFT:], a, b + GROUPS_LEFT * 64, A_IS_ROW_MAJOR, B_IS_NT, DTYPE
+                )
                 acc = left + right
             acc = wgmma_wait(acc, STEPS_IN_FLIGHT * PARTS)
             if STEPS_IN_FLIGHT:
@@ -257,15 +282,14 @@ def _consumer(
             acc = wgmma_wait(acc, 0)
             last = _stage_before(stage, NUM_STAGES)
             mbarrier.arrive(empty.index(last), count=1)
-        row = _first_row(pid_m, M, BLOCK_SIZE_M) + CONSUMER * 64
-        column = pid_n * BLOCK_SIZE_N
+        row += CONSUMER * 64
         if tile + gl.num_programs(0) < tiles:
             _store(
-                acc, out_desc, bias_ptr, row, column, N, out_chunks, ring, SLABS, CONSUMERS, CONSUMER, 0
+                acc, out_desc, bias_ptr, row, column, M, N, out_chunks, ring, SLABS, CONSUMERS, CONSUMER, SWAP, 0
             )  # fmt: skip
         else:
             _store(
-                acc, out_desc, bias_ptr, row, column, N, out_chunks, ring, SLABS, CONSUMERS, CONSUMER, NUM_STAGES
+                acc, out_desc, bias_ptr, row, column, M, N, out_chunks, ring, SLABS, CONSUMERS, CONSUMER, SWAP, NUM_STAGES
             )  # fmt: skip
     # The shared memory of a CTA that has ended may go to another while TMA still reads it.
     tma.store_wait(0)
@@ -278,12 +302,14 @@ def _store(
     bias_ptr,
     row,
     column,
+    M,
     N,
     out_chunks,
     ring,
     SLABS: gl.constexpr,
     CONSUMERS: gl.constexpr,
     CONSUMER: gl.constexpr,
+    SWAP: gl.constexpr,
     FREE_STAGES: gl.constexpr,
 ):
     """Store the columns of a tile, by chunks of 64, through shared memory.
@@ -302,20 +328,36 @@ def _store(
             # The store that last read this chunk is STAGING stores ago, except where a tile begins and the
             # tile before it has not ended with the last chunk.
             tma.store_wait((CHUNKS - 1) % STAGING if i == 0 else STAGING - 1)
-        _store_chunk(acc, _chunk_column(i, len(acc)), out_desc, bias_ptr, row, column, N, chunk)
+        _store_chunk(
+            acc, _chunk_column(i, len(acc)), out_desc, bias_ptr, row, column, M, N, chunk, SWAP
+        )  # fmt: skip
 
 
 @gluon.jit
-def _store_chunk(acc, FIRST: gl.constexpr, out_desc, bias_ptr, row, column, N, chunk):
+def _store_chunk(
+    acc, FIRST: gl.constexpr, out_desc, bias_ptr, row, column, M, N, chunk, SWAP: gl.constexpr
+):
     """Store the 64 columns of ``acc`` from FIRST on through `chunk`."""
     values = wgmma_columns(acc, FIRST, 64)
+    layout: gl.constexpr = wgmma_layout(64)
+    column += FIRST
     if bias_ptr is not None:
-        offs_n = column + FIRST + gl.arange(0, 64, layout=gl.SliceLayout(0, wgmma_layout(64)))
-        bias = gl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)
-        values += gl.expand_dims(bias.to(gl.float32), 0)
-    chunk.store(values.to(chunk.dtype))
-    fence_async_shared()
-    _tma_store(out_desc, [row, column + FIRST], chunk)
+        if SWAP:
+            offs_m = row + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+            bias = gl.load(bias_ptr + offs_m, mask=offs_m < M, other=0.0)
+            values += gl.expand_dims(bias.to(gl.float32), 1)
+        else:
+            offs_n = column + gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
+            bias = gl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)
+            values += gl.expand_dims(bias.to(gl.float32), 0)
+    if SWAP:
+        chunk.permute((1, 0)).store(values.to(chunk.dtype))
+        fence_async_shared()
+        _tma_store(out_desc, [column, row], chunk)
+    else:
+        chunk.store(values.to(chunk.dtype))
+        fence_async_shared()
+        _tma_store(out_desc, [row, column], chunk)
 
 
 @gluon.constexpr_function
@@ -353,9 +395,27 @@ def _tile_position(
 
 
 @gluon.jit
-def _first_row(pid_m, M, BLOCK_SIZE_M: gl.constexpr):
-    """`raster.first_row`, in Gluon."""
-    return gl.minimum(pid_m * BLOCK_SIZE_M, gl.maximum(M - BLOCK_SIZE_M, 0))
+def _tile_start(
+    tile,
+    M,
+    N,
+    BLOCK_SIZE_M: gl.constexpr,
+    BLOCK_SIZE_N: gl.constexpr,
+    GROUP_SIZE_M: gl.constexpr,
+    SWAP: gl.constexpr,
+):
+    """The first row and column of a tile."""
+    if SWAP:
+        pid_n, pid_m = _tile_position(tile, N, M, BLOCK_SIZE_N, BLOCK_SIZE_M, GROUP_SIZE_M)
+    else:
+        pid_m, pid_n = _tile_position(tile, M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M)
+    return _reaching_back(pid_m, M, BLOCK_SIZE_M), _reaching_back(pid_n, N, BLOCK_SIZE_N)
+
+
+@gluon.jit
+def _reaching_back(pid, size, BLOCK: gl.constexpr):
+    """As `raster.first_row`; columns, too, as theirs are a multiple of 16 bytes, and so is each width."""
+    return gl.minimum(pid * BLOCK, gl.maximum(size - BLOCK, 0))
 
 
 @gluon.jit

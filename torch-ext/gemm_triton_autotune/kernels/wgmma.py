@@ -48,16 +48,16 @@ def first_operand():
 
 
 @gluon.jit
-def wgmma(acc, a, b, B_IS_NT: gl.constexpr, DTYPE: gl.constexpr):
+def wgmma(acc, a, b, A_IS_ROW_MAJOR: gl.constexpr, B_IS_NT: gl.constexpr, DTYPE: gl.constexpr):
     """``acc`` plus the product of 64 x 64 of a and 64 rows of b, as wide as ``acc``, once `wgmma_wait` was called.
 
-    a, b: descriptors of rows along k, or (b, if not B_IS_NT) along n.
+    a, b: descriptors of rows along k, or (a, if not A_IS_ROW_MAJOR) along m, or (b, if not B_IS_NT) along n.
     """
     GROUPS: gl.constexpr = len(acc)
     layout: gl.constexpr = wgmma_layout(8)
     a_and_b = (gl.full((64, 8), a, gl.int64, layout), gl.full((64, 8), b, gl.int64, layout))
     return gl.inline_asm_elementwise(
-        _wgmma_assembly(GROUPS, B_IS_NT, DTYPE),
+        _wgmma_assembly(GROUPS, A_IS_ROW_MAJOR, B_IS_NT, DTYPE),
         _in_place(GROUPS, True),
         acc + a_and_b,
         dtype=_float32(GROUPS),
@@ -94,13 +94,16 @@ def wgmma_columns(acc, FIRST: gl.constexpr, COLUMNS: gl.constexpr):
 
 
 @gluon.constexpr_function
-def _wgmma_assembly(groups, b_is_nt, dtype):
+def _wgmma_assembly(groups, a_is_row_major, b_is_nt, dtype):
     # Each thread has 4 registers of each group, and 4 copies of each descriptor.
     registers = 4 * groups
     acc = ", ".join(f"${i}" for i in range(registers))
     instruction = f"wgmma.mma_async.sync.aligned.m64n{8 * groups}k16.f32.{dtype}.{dtype}"
     # 16 of k are 32 bytes of a row, or 16 rows of 128 bytes.
-    b_step = 32 // 16 if b_is_nt else 16 * 128 // 16
+    a_step, b_step = (
+        32 // 16 if along_k else 16 * 128 // 16 for along_k in (a_is_row_major, b_is_nt)
+    )
+    transposed = f"{int(not a_is_row_major)}, {int(not b_is_nt)}"
     lines = [
         ".reg .b64 a, b;",
         ".reg .pred accumulate;",
@@ -111,8 +114,8 @@ def _wgmma_assembly(groups, b_is_nt, dtype):
     ]
     for step in range(4):
         if step > 0:
-            lines += ["add.s64 a, a, 2;", f"add.s64 b, b, {b_step};"]
-        lines.append(f"{instruction} {{{acc}}}, a, b, accumulate, 1, 1, 0, {0 if b_is_nt else 1};")
+            lines += [f"add.s64 a, a, {a_step};", f"add.s64 b, b, {b_step};"]
+        lines.append(f"{instruction} {{{acc}}}, a, b, accumulate, 1, 1, {transposed};")
     lines.append("wgmma.commit_group.sync.aligned;")
     return "{\n" + "\n".join(lines) + "\n}"
 
