@@ -72,6 +72,17 @@ def test_a_gluon_candidate_is_the_narrowest_with_its_rows_and_waves(families, sh
         ]
         assert all(waves(block_m, other) > waves(block_m, block_n) for other in narrower)
         assert layout == "NT" or block_n % 16 == 0
+    # Swapped ones are as narrow as their waves, or their number of rows, allow.
+    for config in found:
+        if "SWAP" in config:
+            block_m, block_n = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
+            narrower = [
+                other for rows, other in gluon.tiles() if rows == block_n and other < block_m
+            ]
+            is_narrowest = all(
+                waves(other, block_n) > waves(block_m, block_n) for other in narrower
+            )
+            assert is_narrowest or all(-(-M // other) > -(-M // block_m) for other in narrower)
     # Not one width for all: where rows differ, or waves.
     assert len({size[0] for size in sizes}) > 1
 

@@ -62,15 +62,13 @@ def test_the_prefetch_belongs_to_an_early_launch():
 def test_all_candidates_are_launched_early_and_the_best_otherwise_too():
     properties = TARGETS["sm_90"].properties
     for config in gemm_kernel.tuning.candidate_configs(1, 4096, 4096, properties, "NT"):
-        can = config.get("kernel") not in (None, "tiled") and "PERSISTENT" not in config
+        can = config.get("kernel") not in (None, "tiled")
         assert bool(config.get("PDL")) == (can and gemm_kernel.kernels.dependent_launch.gdc_wait is not None)  # fmt: skip
     for config in ALL:
         refined = gemm_kernel.candidates.refinements(config)
         assert config not in refined
         # Also as late as can be, where an order of the programs matters that an early start may disturb.
-        assert any("PDL" not in each for each in refined) == (
-            config["kernel"] in ("tma", "gluon") and "PERSISTENT" not in config
-        )
+        assert any("PDL" not in each for each in refined) == (config["kernel"] in ("tma", "gluon"))
         assert any("PREFETCH" in each for each in refined) == (config in CONFIGS)
         assert all(config_problem(each) is None for each in refined)
     assert gemm_kernel.candidates.refinements(make_config("tiled", 64, 64, 64, 4, 4)) == []

@@ -77,7 +77,7 @@ _TMA_SPLIT = [(64, 64, 128, 4, 4), (64, 128, 64, 4, 5), (128, 64, 64, 4, 5), (12
 # Swapped: (BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps); all rows of a in one tile, or in two
 _TMA_SWAP = [(64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8)]
 _TMA_SWAP_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 288, 320, 384)
-# So many rows of swapped `gluon` tiles are tried in any case.
+# Up to so many rows of swapped `gluon` tiles the narrowest are compared for each number of rows, not of waves alone.
 _ROWS_OF_SWAPPED = 4
 # Of the large tiles, those that the model finds within this factor of its best, and of them (least, most). The
 # model says little where memory is the bound, so a few stay in any case.
@@ -101,7 +101,7 @@ def candidate_configs(
         found.append(default_configs(M, N, K, properties, layout or "NN")[0])
     for plain in _all(M, N, K, properties, layout):
         # As the default is: what an early launch brings each of them must not decide between them.
-        config = plain if plain.get("PERSISTENT") else launched_early(plain, properties)
+        config = launched_early(plain, properties)
         # A tile twice as large as the problem on one side only computes padding.
         sides = (("M", M, 16), ("N", N, 64), ("K", K, 64))
         if config.get("SWAP"):
@@ -167,15 +167,15 @@ def _gluon_tiles(
     M: int | None, N: int | None, multiprocessors: int, layout: str | None
 ) -> list[tuple[tuple[int, int], bool]]:
     """Of the `gluon.tiles`, swapped (True) or not, with as many rows and waves the narrowest, which pads the least; of
-    swapped ones also where one to four hold all rows of a."""
+    swapped ones also of those that as many hold all rows of a."""
     found: dict[tuple, tuple[tuple[int, int], bool]] = {}
     for swap in (False, True):
         for rows, columns in kernels.gluon.tiles():
             # A row-major b in columns that begin at no multiple of 32 bytes was up to 1.9 times as slow.
             if layout == "NN" and columns % 16 and not swap:
                 continue
-            # The same tile as one that is not swapped.
-            if swap and columns in (64, 128, 192):
+            # The same as the one that is not swapped.
+            if swap and rows == columns:
                 continue
             tile = (rows, columns), swap
             if M is None or N is None:
@@ -236,9 +236,9 @@ def _launched_otherwise(config: Config) -> list[Config]:
     kernel = family_of(config)
     if kernel == DEFAULT_KERNEL:
         return []
-    if config.get("PERSISTENT"):
-        return [{**config, "PDL": 1}]
     late = {**config, "PDL": 2}
+    if config.get("PERSISTENT"):
+        return [late, {**config, "PDL": 1}, config]
     if kernel == "gluon":
         return [late, {**config, "PDL": 3}, config]
     if kernel == "gemv":

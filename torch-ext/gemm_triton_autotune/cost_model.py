@@ -23,6 +23,10 @@ class Rates(NamedTuple):
     block_us: float  # for a block of work
     tile_bytes_per_us: float  # at which tiles of a and b come in, mostly from L2
     memory_bytes_per_us: float  # its share of the memory's bandwidth
+    # Of `swap` with few rows, where it was measured: to store small partial sums and to count them in, and how much more
+    # slowly a b comes in whose rows are along K.
+    few_rows_split_us: float = 2.0
+    rows_along_k: float = 1.0
 
 
 # Measured for sm_90 on an H200. For the others two thirds of the matrix rate and 0.85 of the bandwidth that the vendor
@@ -31,7 +35,7 @@ _RATES = {
     "sm_75": Rates(40, 3.9, 20e3, 6.8e3),  # T4, by its float32 units: Triton uses no others there
     "sm_80": Rates(108, 0.27, 45e3, 15e3),  # A100
     "sm_89": Rates(58, 0.38, 13e3, 4.4e3),  # L4
-    "sm_90": Rates(132, 0.085, 109e3, 30e3),
+    "sm_90": Rates(132, 0.085, 109e3, 30e3, few_rows_split_us=1.0, rows_along_k=1.3),
     "sm_100": Rates(148, 0.052, 130e3, 45e3),  # B200
     "gfx9": Rates(304, 0.18, 45e3, 15e3),  # MI300X
     "gfx950": Rates(256, 0.088, 80e3, 26e3),  # MI355X
@@ -41,11 +45,8 @@ _RATES = {
 _LAUNCH_US = 3.0
 _WAVE_US = 0.1
 _SPLIT_US = 2.0
-# Of `swap` with up to so many rows (`benchmarks/NOTES.md`, section 36): partial sums are small, and a b whose rows are
-# along K comes in more slowly.
+# Of `swap` (`benchmarks/NOTES.md`, section 36).
 _FEW_ROWS = 32
-_FEW_ROWS_SPLIT_US = 1.0
-_ROWS_ALONG_K = 1.3
 # A wgmma of 16 or 32 columns takes as long as one of 16 more; `gluon` has none.
 _NARROW_PART = 16
 # Of `gluon` (`benchmarks/NOTES.md`, sections 31, 33 and 37): how much faster tiles come in, as its loader waits for no
@@ -125,7 +126,7 @@ def time_us(
     if is_gluon:
         block_us = _gluon_block_us(config, M, rates, layout)
     else:
-        slower = _ROWS_ALONG_K if is_few_rows and layout == "NT" else 1
+        slower = rates.rows_along_k if is_few_rows and layout == "NT" else 1
         block_us = _block_us(block_m, block_n, bool(config.get("SWAP")), slower, rates)
     waves = cdiv(cdiv(M, block_m) * cdiv(N, block_n) * split, rates.multiprocessors)
     # K is padded to whole steps.
@@ -140,7 +141,6 @@ def time_us(
     total_us = _LAUNCH_US + (work_us**4 + memory_us**4) ** 0.25
     if split > 1:
         # Partial sums in float32, written and read.
-        total_us += (
-            _FEW_ROWS_SPLIT_US if is_few_rows else _SPLIT_US
-        ) + 8 * split * M * N / bandwidth
+        total_us += rates.few_rows_split_us if is_few_rows else _SPLIT_US
+        total_us += 8 * split * M * N / bandwidth
     return total_us

@@ -21,11 +21,12 @@ from .kernels.launch import cdiv
 # A part of K shorter than this does not pay for its share of the partial sums.
 _LEAST_PART = 512
 _MOST_PARTS = 16
-# Not measured below: a program would have no second block.
+# Of `gemv`; shorter rows were not measured.
 _LEAST_GEMV_K = 1024
 # Elements of b; a call of `tma` with more takes so long that what it fetches before its start no longer counts.
 _SMALL_WEIGHT = 1 << 26
-# Of the multiprocessors: where a wave is as good as full, and where another one easily fits beside it.
+# Of the multiprocessors: where a wave is as good as full, for the next launch and for a split, and where the next one
+# easily fits beside it.
 _FULL = 0.9
 _NEARLY_FULL = 0.8
 _FIT_BESIDE = 0.4
@@ -56,7 +57,7 @@ class _Option(NamedTuple):
     config: Config
     more_rows_than: int = 0
     rows_up_to: int = _ANY
-    # K may be split until there is a program for each multiprocessor.
+    # K may be split until there is a program for each multiprocessor, or for every other one (`_parts`).
     splits: bool = False
     # Of tiles of 64 columns there are more than, and up to, so many times the multiprocessors.
     waves: tuple[float, float] = (0, _ANY)
@@ -178,7 +179,7 @@ def gluon_config(
     stages = kernels.gluon.most_stages(rows, columns, swap or layout == "NT", limit)
     block_m, block_n = (columns, rows) if swap else (rows, columns)
     config = make_config("gluon", block_m, block_n, 64, 4, stages, SWAP=int(swap))
-    return {**config, "GROUP_SIZE_M": max(_GROUP_ROWS // block_m, 1)}
+    return {**config, "GROUP_SIZE_M": _GROUP_ROWS // block_m}
 
 
 def _tma_options() -> Iterator[_Option]:
@@ -298,7 +299,7 @@ def _started_well(config: Config, M: int, N: int, K: int, multiprocessors: int) 
     """``config``, which may start early, as early as is good for such a call.
 
     Where one wave of small `gluon` tiles has more than two rows of them, it matters more that neighbours stay
-    neighbours. Programs of `swap` and `tma` that start early bring 32 KiB of b into L2 meanwhile. As early as can be is best
+    neighbours (measured of tiles that are not swapped). Programs of `swap` and `tma` that start early bring 32 KiB of b into L2 meanwhile. As early as can be is best
     where they all find a multiprocessor beside those before them, or hardly one does: else a part of them would start
     late (`benchmarks/NOTES.md`, section 36).
     """

@@ -325,7 +325,9 @@ class _Final:
         """The best; of equals the default, or what is used at present, or the simplest."""
         equal = self.contenders()
         best = equal[0]
-        least = least_gain(self.time_ms(default), self.torch_ms)
+        # Without rounds nothing is known of the noise.
+        torch_ms = self.torch_ms if self._has_rounds else math.nan
+        least = least_gain(self.time_ms(default), torch_ms)
         if default in self._configs and not self.beats(best, default, least):
             equal.append(default)
         for preferred in (default, present):

@@ -414,7 +414,7 @@ def _tile_start(
 
 @gluon.jit
 def _reaching_back(pid, size, BLOCK: gl.constexpr):
-    """As `raster.first_row`; columns, too, as theirs are a multiple of 16 bytes, and so is each width."""
+    """As `raster.first_row`, of rows and columns: out has a multiple of 8 of these, and so has each tile."""
     return gl.minimum(pid * BLOCK, gl.maximum(size - BLOCK, 0))
 
 

@@ -11,7 +11,8 @@ def first_row(pid_m, M, BLOCK_SIZE_M: tl.constexpr):
     """Where tile row ``pid_m`` begins: the last one as far back as it takes not to reach beyond M.
 
     What it shares with the one before it is computed and stored by both, with the same bits. TMA takes longer for a
-    box that is partly outside. Not for rows that are neighbours in memory, where a box begins at a multiple of 16 bytes.
+    box that is partly outside. Not for rows that are neighbours in memory, where a box begins at a multiple of 16 bytes
+    (`gluon`'s columns do: theirs and all widths are multiples of 8).
     """
     return tl.minimum(pid_m * BLOCK_SIZE_M, tl.maximum(M - BLOCK_SIZE_M, 0))
 
