@@ -92,7 +92,7 @@ def test_a_gluon_candidate_has_the_deepest_ring_and_groups_of_as_many_rows(famil
     found = gemm_kernel.tuning.candidate_configs(768, 10240, 5120, HOPPER, "NT")
     for config in found:
         if config.get("kernel") == "gluon":
-            assert config["num_stages"] == gluon.most_stages(*gluon._size(config), b_is_nt=True)
+            assert config["num_stages"] == gluon.most_stages(*gluon.tile_size(config), b_is_nt=True)
             rows = config["GROUP_SIZE_M"] * config["BLOCK_SIZE_M"]
             assert 1536 - config["BLOCK_SIZE_M"] < rows <= 1536
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from .config import family_of
 from .device import DeviceProperties
 from .device_tables import device_kind
+from .kernels import gluon
 from .kernels.launch import cdiv
 
 
@@ -91,12 +92,11 @@ def _block_us(block_m: int, block_n: int, is_swapped: bool, slower: float, rates
 
 def _gluon_block_us(config: Mapping[str, Any], M: int, rates: Rates, layout: str | None) -> float:
     """The same for a tile of `gluon` and ``M`` rows."""
-    block_m, block_n = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
-    rows, columns = (block_n, block_m) if config.get("SWAP") else (block_m, block_n)
+    rows, columns = gluon.tile_size(config)
     loaded = rows + columns
     if layout == "NN" and columns % 64 and not config.get("SWAP"):
         loaded = rows + _MISALIGNED * cdiv(columns, 64) * 64
-    is_alone = block_m >= M and not config.get("SWAP")
+    is_alone = config["BLOCK_SIZE_M"] >= M and not config.get("SWAP")
     load_us = _load_us(loaded, rates) * ((_ALONE if is_alone else 1) / _LOADER)
     # 128 x 256 uses 1 / 32.
     used = 1 / rows + 1 / columns + 1 / 64 + 1 / columns

@@ -106,7 +106,7 @@ def config_problem(config: Mapping[str, Any], properties: DeviceProperties | Non
     )
 
 
-def _size(config: Mapping[str, Any]) -> tuple[int, int]:
+def tile_size(config: Mapping[str, Any]) -> tuple[int, int]:
     """Rows and columns of the tile, as wgmma has them."""
     size = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
     return size[::-1] if config.get("SWAP") else size
@@ -114,12 +114,12 @@ def _size(config: Mapping[str, Any]) -> tuple[int, int]:
 
 def _least_shared_memory(config: Mapping[str, Any]) -> int:
     # Where a stage has more rows, fewer of them are used.
-    rows, columns = _size(config)
+    rows, columns = tile_size(config)
     return shared_memory(rows, rows + columns, config["num_stages"])
 
 
 def _problem(config: Mapping[str, Any], properties: DeviceProperties | None) -> str | None:
-    rows, columns = _size(config)
+    rows, columns = tile_size(config)
     of_rows, of_columns = ("N", "M") if config.get("SWAP") else ("M", "N")
     if rows not in _MOST_COLUMNS:
         return (
@@ -163,7 +163,7 @@ def prepare(
     b_is_nt = is_transposed(b)
     rows_of_b = b.t() if b_is_nt else b
     (M, K), N = a.shape, b.shape[1]
-    rows, columns = _size(config)
+    rows, columns = tile_size(config)
     block_k = config["BLOCK_SIZE_K"]
     # What the kernel calls a and b: if SWAP the caller's b.T and a.T.
     first, second = (("b", rows_of_b), ("a", a)) if swap else (("a", a), ("b", rows_of_b))
