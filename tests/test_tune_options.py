@@ -333,7 +333,7 @@ def test_the_linter_finds(tmp_path, name):
 def test_the_linter_reads_measurements(tmp_path):
     record = gemm_kernel.measurements.Measurement(
         {"device": {"backend": "cuda", "capability": [8, 0], "shared_memory": 100_000}},
-        "float16", "", 10.0, 10.05, 9.0, 0.001, ((10.0, GOOD),),
+        "float16", "", 10.0, 10.05, 11.0, 0.001, ((10.0, GOOD),),
     )  # fmt: skip
     folder = tmp_path / "configs"
     folder.mkdir()
@@ -344,6 +344,8 @@ def test_the_linter_reads_measurements(tmp_path):
         {
             16: record,
             64: record._replace(default_us=20.0),
+            # Any gain is one where torch.mm is faster than the default.
+            1: record._replace(torch_us=9.0),
             256: record._replace(top=((1.0, WIDE),)),
         },
     )
