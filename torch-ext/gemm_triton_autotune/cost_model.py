@@ -16,6 +16,8 @@ from .device_tables import device_kind
 from .kernels import gluon
 from .kernels.launch import cdiv
 
+_SPLIT_US = 2.0
+
 
 class Rates(NamedTuple):
     """What is assumed of a device, and of each of its multiprocessors."""
@@ -26,7 +28,7 @@ class Rates(NamedTuple):
     memory_bytes_per_us: float  # its share of the memory's bandwidth
     # Of `swap` with few rows, where it was measured: to store small partial sums and to count them in, and how much more
     # slowly a b comes in whose rows are along K.
-    few_rows_split_us: float = 2.0
+    few_rows_split_us: float = _SPLIT_US
     rows_along_k: float = 1.0
 
 
@@ -45,7 +47,6 @@ _RATES = {
 }
 _LAUNCH_US = 3.0
 _WAVE_US = 0.1
-_SPLIT_US = 2.0
 # Of `swap` (`benchmarks/NOTES.md`, section 36).
 _FEW_ROWS = 32
 # A wgmma of 16 or 32 columns takes as long as one of 16 more; `gluon` has none.

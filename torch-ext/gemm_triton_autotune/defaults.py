@@ -159,11 +159,10 @@ def _gluon_options(layout: str) -> Iterator[_Option]:
             192: (80, 96, 152),
         },
     }
-    for sizes, swap in ((plain, False), (swapped, True)):
+    # Up to 64 rows the families for few of them read b faster than what is swapped.
+    for sizes, swap, low in ((plain, False, 32), (swapped, True, 64)):
         for rows, widths in sizes[layout].items():
             for columns in widths:
-                # What takes few rows well reads them faster.
-                low = 64 if swap else 32
                 yield _Option(gluon_config(rows, columns, layout, swap=swap), low)
 
 
@@ -299,9 +298,9 @@ def _started_well(config: Config, M: int, N: int, K: int, multiprocessors: int) 
     """``config``, which may start early, as early as is good for such a call.
 
     Where one wave of small `gluon` tiles has more than two rows of them, it matters more that neighbours stay
-    neighbours (measured of tiles that are not swapped). Programs of `swap` and `tma` that start early bring 32 KiB of b into L2 meanwhile. As early as can be is best
-    where they all find a multiprocessor beside those before them, or hardly one does: else a part of them would start
-    late (`benchmarks/NOTES.md`, section 36).
+    neighbours (measured of tiles that are not swapped). Programs of `swap` and `tma` that start early bring 32 KiB of b
+    into L2 meanwhile. As early as can be is best where they all find a multiprocessor beside those before them, or
+    hardly one does: else a part of them would start late (`benchmarks/NOTES.md`, section 36).
     """
     family = family_of(config)
     if not config.get("PDL") or family == "gemv":
@@ -318,7 +317,7 @@ def _started_well(config: Config, M: int, N: int, K: int, multiprocessors: int) 
     # At least a block: some are larger.
     blocks = max(16384 // (config["BLOCK_SIZE_N"] * config["BLOCK_SIZE_K"]), 1)
     fit_beside = family == "swap" and programs <= _FIT_BESIDE * multiprocessors
-    is_full = rows == 1 and _FULL * multiprocessors <= programs <= multiprocessors
+    is_full = rows == 1 and is_one_wave and programs >= _FULL * multiprocessors
     earliest = {"PDL": 1} if split == 1 and (fit_beside or is_full) else {}
     return {**config, **earliest, "PREFETCH": blocks}
 

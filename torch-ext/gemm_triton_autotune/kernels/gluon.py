@@ -51,7 +51,8 @@ PARAMETERS = {
 
 # A consumer is one warpgroup; the compiler adds those of the further consumers and the loader's warp.
 _NUM_WARPS = 4
-# By rows of the product, as wgmma has them. Up to these widths each tile compiles without a spill with Triton 3.6, 3.7, 3.8 and 3.9.
+# By rows of the product, as wgmma has them. Up to these widths each tile compiles without a spill with Triton 3.6, 3.7,
+# 3.8 and 3.9.
 _MOST_COLUMNS = {64: 352, 128: 352, 192: 200}
 # A descriptor of b for each size of its boxes.
 _MOST_BOX_SIZES = 3
@@ -166,10 +167,12 @@ def prepare(
     rows, columns = tile_size(config)
     block_k = config["BLOCK_SIZE_K"]
     # What the kernel calls a and b: if SWAP the caller's b.T and a.T.
-    first, second = (("b", rows_of_b), ("a", a)) if swap else (("a", a), ("b", rows_of_b))
-    first_along_k, second_along_k = (b_is_nt, True) if swap else (True, b_is_nt)
+    of_a, of_b = ("a", a, True), ("b", rows_of_b, b_is_nt)
+    first, second = (of_b, of_a) if swap else (of_a, of_b)
+    first_name, first_rows, first_along_k = first
+    second_name, second_rows, second_along_k = second
     boxes = [(size, block_k) for size in _box_sizes(columns)] if second_along_k else [(block_k, 64)]
-    seconds = [Described(second[0], _describe(second[1], box)) for box in boxes]
+    seconds = [Described(second_name, _describe(second_rows, box)) for box in boxes]
     properties = device_properties(a.device)
     limit = properties.shared_memory or _HOPPER_SHARED_MEMORY
     stage = stage_rows(rows, columns, second_along_k)
@@ -181,7 +184,7 @@ def prepare(
         grid=(min(tiles, properties.multiprocessors or tiles), 1, 1),
         operands=(
             # 64 x 64 in either layout
-            Described(first[0], _describe(first[1], (64, block_k))),
+            Described(first_name, _describe(first_rows, (64, block_k))),
             *seconds,
             *[None] * (_MOST_BOX_SIZES - len(seconds)),
             Described("out", _describe(out, (64, 64))),

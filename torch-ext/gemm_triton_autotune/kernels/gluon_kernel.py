@@ -188,28 +188,26 @@ def _load_step(
     k = step * ring.shape[2]
     slab = stage * SLABS
     for i in gl.static_range(BLOCK_SIZE_M // 64):
-        if A_IS_ROW_MAJOR:
-            _load_box(a_desc, row + i * 64, k, barrier, ring, slab + i * 8, SLABS)
-        else:
-            _load_box(a_desc, k, row + i * 64, barrier, ring, slab + i * 8, SLABS)
+        _load_box(a_desc, row + i * 64, k, A_IS_ROW_MAJOR, barrier, ring, slab + i * 8, SLABS)
     slab += BLOCK_SIZE_M // 8
-    if B_IS_NT:
-        for i in gl.static_range(BLOCK_SIZE_N // 64):
-            _load_box(b_desc, column + i * 64, k, barrier, ring, slab + i * 8, SLABS)
-        if b_desc_2 is not None:
-            BOXES: gl.constexpr = BLOCK_SIZE_N // 64 * 64
-            _load_box(b_desc_2, column + BOXES, k, barrier, ring, slab + BOXES // 8, SLABS)
-        if b_desc_3 is not None:
-            MORE: gl.constexpr = BLOCK_SIZE_N // 64 * 64 + b_desc_2.block_shape[0]
-            _load_box(b_desc_3, column + MORE, k, barrier, ring, slab + MORE // 8, SLABS)
-    else:
-        for i in gl.static_range(_round_up(BLOCK_SIZE_N, 64) // 64):
-            _load_box(b_desc, k, column + i * 64, barrier, ring, slab + i * 8, SLABS)
+    BOXES: gl.constexpr = BLOCK_SIZE_N // 64 if B_IS_NT else _round_up(BLOCK_SIZE_N, 64) // 64
+    for i in gl.static_range(BOXES):
+        _load_box(b_desc, column + i * 64, k, B_IS_NT, barrier, ring, slab + i * 8, SLABS)
+    if b_desc_2 is not None:
+        _load_box(b_desc_2, column + BOXES * 64, k, B_IS_NT, barrier, ring, slab + BOXES * 8, SLABS)
+    if b_desc_3 is not None:
+        MORE: gl.constexpr = BOXES * 64 + b_desc_2.block_shape[0]
+        _load_box(b_desc_3, column + MORE, k, B_IS_NT, barrier, ring, slab + MORE // 8, SLABS)
 
 
 @gluon.jit
-def _load_box(desc, row, column, barrier, ring, slab, SLABS: gl.constexpr):
-    _tma_load(desc, [row, column], barrier, _box(ring, slab, SLABS, desc.block_shape[0]))
+def _load_box(desc, start, k, ALONG_K: gl.constexpr, barrier, ring, slab, SLABS: gl.constexpr):
+    """Load the rows or columns of an operand from `start` on, whose memory runs along k or along them."""
+    box = _box(ring, slab, SLABS, desc.block_shape[0])
+    if ALONG_K:
+        _tma_load(desc, [start, k], barrier, box)
+    else:
+        _tma_load(desc, [k, start], barrier, box)
 
 
 @gluon.jit
