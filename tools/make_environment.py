@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import venv
 from pathlib import Path
@@ -16,12 +17,22 @@ ROOT = Path(__file__).resolve().parent.parent
 KEPT = ("torch", "triton")
 
 
+def show_packages_of_this_one(environment: Path) -> None:
+    """Python's own option shows those of the Python that this environment was made with, not those in it."""
+    base = {"base": str(environment), "platbase": str(environment)}
+    folder = Path(sysconfig.get_path("purelib", "posix_prefix", base))
+    own = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    (folder / "this_one.pth").write_text("".join(f"{path}\n" for path in own))
+
+
 def main() -> None:
     if sys.version_info < (3, 10):
         raise SystemExit(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}")
     keep = all(importlib.util.find_spec(name) for name in KEPT)
     environment = ROOT / ".venv"
     venv.create(environment, with_pip=True, clear=True, system_site_packages=keep)
+    if keep and sys.prefix != sys.base_prefix:
+        show_packages_of_this_one(environment)
     requirements = (ROOT / "requirements-dev.txt").read_text().splitlines()
     if keep:
         print("Keeping the torch and triton of this machine.", file=sys.stderr)
