@@ -3,7 +3,7 @@
     LOCAL_KERNELS=kernels-test/gemm-triton-autotune=$PWD python benchmarks/compare.py --json results.json
 
 Device time as deployed: CUDA graphs, weights rotated so that the L2 cache is cold, all that is compared
-interleaved, medians. A ratio above 1 is faster than torch.mm. Each result is checked first; what fails at a
+interleaved, medians. The GPU rests before each launch, so that its clock stays up; `--sustained` is without that. A ratio above 1 is faster than torch.mm. Each result is checked first; what fails at a
 point is left out there, with the reason. The floor is what the bytes of all three matrices take at the bandwidth of a
 copy, or the multiply-adds at the rate that torch.mm reaches on 8192 x 8192 x 8192, both measured in the same run.
 CPU time is that of an eager call, of all kinds in turn, for products so small that the GPU waits for the host.
@@ -57,6 +57,7 @@ def compare_weight(
     bandwidth: float,
     rate: float,
     device: torch.device,
+    rests: bool = True,
 ) -> list[dict[str, Any]]:
     """One row for each M of a `bench.Problem`; bandwidth in bytes and rate in operations per microsecond."""
     N, K, layout, name = problem
@@ -68,14 +69,13 @@ def compare_weight(
         out = torch.empty(M, N, dtype=dtype, device=device)
         floor_us = max(2 * (M * K + N * K + M * N) / bandwidth, 2 * M * N * K / rate)
         point = {"N": N, "K": K, "layout": layout, "M": M, "floor_us": round(floor_us, 3)}
-        rows.append(
-            {**point, **compare_point(providers.Operands(a, weights, out, layout), compared)}
-        )
+        operands = providers.Operands(a, weights, out, layout)
+        rows.append({**point, **compare_point(operands, compared, rests)})
     return rows
 
 
 def compare_point(
-    operands: providers.Operands, compared: Mapping[str, providers.Provider]
+    operands: providers.Operands, compared: Mapping[str, providers.Provider], rests: bool = True
 ) -> dict[str, Any]:
     """Times of all that is compared; what fails or is wrong has none, and costs the others nothing."""
     missing: dict[str, str] = {}
@@ -95,7 +95,7 @@ def compare_point(
         try:
             if name not in missing:
                 rotation = measure.Rotation(prepared[name].call, operands.weights)
-                calls[name] = machine.timed(rotation, operands.a.device)
+                calls[name] = machine.timed(rotation, operands.a.device, rests)
         except Exception as error:
             missing[name] = machine.first_line(error)
     rounds = dict(zip(calls, measure.interleaved_ms(list(calls.values()), machine.ROUNDS)))
@@ -141,6 +141,11 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of {', '.join(providers.PROVIDERS)}, configs:DIR for the tuned files in a folder, and "
         "gemm:KEY=VALUE,... for its configuration with other values",
     )
+    parser.add_argument(
+        "--sustained",
+        action="store_true",
+        help="without rests between the launches: a large card is then at the limit of its power",
+    )
     parser.add_argument("--no-cpu", action="store_true", help="leave out the CPU times")
     parser.add_argument("--json", type=Path, help="write all rows here, after each weight")
     return parser
@@ -162,10 +167,12 @@ def main() -> int:
         for layout in arguments.layouts
     ]
     providers.compile_ahead(compared, weights, arguments.m, device)
-    bandwidth, rate = machine.copy_bandwidth(device), machine.multiply_rate(dtype, device)
+    rests = not arguments.sustained
+    bandwidth, rate = machine.copy_bandwidth(device), machine.multiply_rate(dtype, device, rests)
     environment = machine.environment(
         device,
         "benchmarks/compare.py",
+        rests,
         dtype=arguments.dtype,
         copy_tb_s=round(bandwidth / 1e6, 3),
         mm_tflop_s=round(rate / 1e6, 1),
@@ -173,7 +180,9 @@ def main() -> int:
     has_cpu = device.type == "cuda" and not arguments.no_cpu
     results = {"cpu": host.cpu_times(dtype) if has_cpu else [], "rows": []}
     for problem in weights:
-        results["rows"] += compare_weight(problem, arguments.m, compared, bandwidth, rate, device)
+        results["rows"] += compare_weight(
+            problem, arguments.m, compared, bandwidth, rate, device, rests
+        )
         print(f"{problem.N}x{problem.K} {problem.layout}", file=sys.stderr)
         if arguments.json:
             write_results(arguments.json, environment, **results)

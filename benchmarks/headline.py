@@ -51,6 +51,7 @@ def headline(kept: Mapping[str, Mapping[str, Any]]) -> str:
     more = [
         sentence
         for sentence in (
+            _sustained_line(kept),
             _unseen_line(kept),
             _models_line(kept),
             _cpu_line(results),
@@ -65,6 +66,16 @@ def headline(kept: Mapping[str, Mapping[str, Any]]) -> str:
         "Every point, what else was compared, and the commands that repeat it: `benchmarks/RESULTS.md`."
     )
     return "\n\n".join(lines)
+
+
+def _sustained_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = tables.has_ratio(kept["sustained"]["rows"]) if "sustained" in kept else []
+    if not rows:
+        return ""
+    return (
+        f"Launched without rests, at the limit of the card's power: {tables.mean(row['ratio'] for row in rows):.3f} in "
+        f"geometric mean, {len(tables.lost(rows))} of {len(rows)} points slower by more than 3 %."
+    )
 
 
 def _unseen_line(kept: Mapping[str, Mapping[str, Any]]) -> str:

@@ -39,10 +39,10 @@ class _Called:
         return self._timer(self._fn)
 
 
-def timed(fn: measure.Rotation, device: torch.device) -> Timed:
-    """``fn`` as its time is taken on ``device``: in a CUDA graph where there are any."""
+def timed(fn: measure.Rotation, device: torch.device, rests: bool = True) -> Timed:
+    """``fn`` as its time is taken on ``device``: in a CUDA graph where there are any, with or without rests."""
     timer = measure.own_timer(device)
-    return measure.GraphedCalls(fn) if timer is None else _Called(fn, timer)
+    return measure.GraphedCalls(fn, rests) if timer is None else _Called(fn, timer)
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -55,17 +55,19 @@ def copy_bandwidth(device: torch.device) -> float:
     return 2 * source.nbytes / (statistics.median(times[3:]) * 1e3)
 
 
-def multiply_rate(dtype: torch.dtype, device: torch.device) -> float:
+def multiply_rate(dtype: torch.dtype, device: torch.device, rests: bool = True) -> float:
     """Floating-point operations per microsecond of a large torch.mm on random data."""
     size = 8192 if device.type != "cpu" else 256
     a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
-    call = timed(measure.Rotation(lambda b: torch.mm(a, b), [b]), device)
+    call = timed(measure.Rotation(lambda b: torch.mm(a, b), [b]), device, rests)
     return 2 * size**3 / (statistics.median(measure.interleaved_ms([call], ROUNDS)[0]) * 1e3)
 
 
-def environment(device: torch.device, script: str, **more: Any) -> dict[str, Any]:
+def environment(
+    device: torch.device, script: str, rests: bool = True, **more: Any
+) -> dict[str, Any]:
     """What a result must say beside its numbers; ``script`` is the one that made it."""
-    protocol = measure.protocol(device, measure.own_timer(device))
+    protocol = measure.protocol(device, measure.own_timer(device), rests)
     described = gemm_kernel.measurements.describe_environment(device, protocol)
     name = torch.get_device_module(device).get_device_name() if device.type != "cpu" else "CPU"
     return {**described, "device": name, "command": _command(script), **more}

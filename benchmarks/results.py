@@ -27,10 +27,10 @@ PAGE = ROOT / "benchmarks" / "RESULTS.md"
 PLOTS = ROOT / "benchmarks" / "plots"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
-# Names of the kept files, without .json: the suite; all providers at a few points; M between those of the files,
-# with files that were tuned for them; weights that were tuned for the comparison alone; the suite in float16; first
-# calls; whole models.
-NAMES = ("compare", "providers", "between", "unseen", "fp16", "latency", "models")
+# Names of the kept files, without .json: the suite; the same without rests; all providers at a few points; M between
+# those of the files, with files that were tuned for them; weights that were tuned for the comparison alone; the suite
+# in float16; first calls; whole models.
+NAMES = ("compare", "sustained", "providers", "between", "unseen", "fp16", "latency", "models")
 
 
 def read_kept(folder: Path = KEPT) -> dict[str, dict[str, Any]]:
@@ -53,6 +53,7 @@ def results_page(kept: Mapping[str, Mapping[str, Any]]) -> str:
     ]
     sections = {
         "compare": _suite,
+        "sustained": _sustained,
         "unseen": _unseen,
         "models": _models,
         "fp16": _float16,
@@ -106,11 +107,25 @@ def _missing(rows: Sequence[Row]) -> list[str]:
     return ["### Left out", "\n".join(lines)] if lines else []
 
 
+def _sustained(results: Mapping[str, Any]) -> list[str]:
+    return _bands(
+        "At the limit of the card's power",
+        results,
+        "The suite again, launched without rests. The card then draws all the power it may, and its clock goes down "
+        "with what a kernel costs; times scatter by a few percent, and what counts beside speed is energy.",
+    )
+
+
 def _float16(results: Mapping[str, Any]) -> list[str]:
+    return _bands("float16, with the files tuned in bfloat16", results)
+
+
+def _bands(title: str, results: Mapping[str, Any], text: str = "") -> list[str]:
     rows = tables.has_ratio(results["rows"])
     lost = tables.lost(rows)
     return [
-        *_head("float16, with the files tuned in bfloat16", results["environment"]),
+        *_head(title, results["environment"]),
+        text,
         tables.band_table(rows),
         f"### Every point below {tables.LEAST_RATIO}: {len(lost)} of {len(rows)}",
         tables.point_table(lost) if lost else "",

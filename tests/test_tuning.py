@@ -215,10 +215,31 @@ def test_the_gpu_is_busy_while_the_host_queues_what_is_timed(monkeypatch):
             return queued.index(ended) - queued.index(self)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: queued.append("busy"))
-    assert gemm_kernel.measure.elapsed_ms(lambda: queued.append("timed")) == 2
-    assert queued[0] == "busy"
-    assert queued[2] == "timed"
+    monkeypatch.setattr(torch.cuda, "_sleep", queued.append)
+    for cycles, rest_ms in ((1_000_000, ()), (6_000_000, (3.0,))):
+        queued.clear()
+        assert gemm_kernel.measure.elapsed_ms(lambda: queued.append("timed"), *rest_ms) == 2
+        assert queued[0] == cycles
+        assert queued[2] == "timed"
+
+
+@pytest.mark.gpu
+def test_the_gpu_rests_as_long_as_a_replay_takes(device, monkeypatch):
+    measure = gemm_kernel.measure
+    weights = [torch.ones(4096, 4096, dtype=DTYPE, device=device)] * 2
+    product = lambda b: [torch.mm(b, b) for _ in range(20)]  # noqa: E731
+    graphs = [
+        measure.GraphedCalls(measure.Rotation(product, weights), rests) for rests in (True, False)
+    ]
+    asked = []
+    elapsed_ms = measure.elapsed_ms
+    monkeypatch.setattr(
+        measure, "elapsed_ms", lambda fn, rest_ms: asked.append(rest_ms) or elapsed_ms(fn, rest_ms)
+    )
+    replay_ms, _ = [graph.time_ms() * graph._calls for graph in graphs]
+    assert replay_ms > 2 * measure._REST_MS, "says nothing"
+    assert 0.7 < asked[0] / replay_ms < 1.4
+    assert asked[1] == measure._REST_MS
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])

@@ -17,10 +17,11 @@ import triton
 Timer = Callable[[Callable[[], Any]], float]
 
 # A replay of this length is long against the launch of a graph and the resolution of an event.
-_REPLAY_MS = 1.0
+_REPLAY_MS = 0.5
 _MAX_CALLS = 64
-# A tenth of a millisecond at 2 GHz: longer than a launch through the JIT takes.
-_HEAD_START_CYCLES = 200_000
+# The least time that the GPU idles before what is timed: longer than the host takes to queue that.
+_REST_MS = 0.5
+_CYCLES_PER_MS = 2_000_000
 _WARM_UP_S = 0.2
 
 
@@ -70,9 +71,14 @@ class Rotation:
 
 
 class GraphedCalls:
-    """A CUDA graph of several calls of ``fn``: what a server replays, without the host's share."""
+    """A CUDA graph of several calls of ``fn``: what a server replays, without the host's share.
 
-    def __init__(self, fn: Rotation) -> None:
+    rests: the GPU idles before each replay as long as that takes. Without rests a card is soon at the limit of its
+    power, and its clock goes up and down: on an H200 by a fifth, one kernel's time by 3 to 5 % from replay to replay;
+    with them it stays at its highest, and the times within 0.3 % (`benchmarks/NOTES.md`, section 38).
+    """
+
+    def __init__(self, fn: Rotation, rests: bool = True) -> None:
         self._stream = _side_stream(torch.cuda.current_device())
         self._stream.wait_stream(torch.cuda.current_stream())
         # `torch.cuda.graph` collects garbage before each capture, a tenth of a second each time.
@@ -91,11 +97,12 @@ class GraphedCalls:
             finally:
                 self._graph.capture_end()
             self._graph.replay()
+        self._rest_ms = max(_REST_MS, estimate_ms * self._calls if rests else 0.0)
 
     def time_ms(self) -> float:
         """Milliseconds of one call, from one replay."""
         with torch.cuda.stream(self._stream):
-            return elapsed_ms(self._graph.replay) / self._calls
+            return elapsed_ms(self._graph.replay, self._rest_ms) / self._calls
 
 
 @functools.cache
@@ -104,14 +111,14 @@ def _side_stream(device_index: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device_index)
 
 
-def elapsed_ms(fn: Callable[[], Any]) -> float:
-    """Milliseconds that what ``fn()`` queues takes on the current stream, which is waited for.
+def elapsed_ms(fn: Callable[[], Any], rest_ms: float = _REST_MS) -> float:
+    """Milliseconds that what ``fn()`` queues takes on the current stream, which is waited for, after ``rest_ms`` idle ones.
 
-    The host's time to queue it is no part of that, as long as it is less than `_HEAD_START_CYCLES`.
+    The host's time to queue it is no part of that, as long as it is less than ``rest_ms``.
     """
     started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     # On an idle stream the first event would be over before the host has queued the rest: 20 us for a graph.
-    torch.cuda._sleep(_HEAD_START_CYCLES)
+    torch.cuda._sleep(int(rest_ms * _CYCLES_PER_MS))
     started.record()
     fn()
     ended.record()
@@ -170,10 +177,11 @@ def own_timer(device: torch.device) -> Timer | None:
     return {"cuda": None, "cpu": cpu_timer}.get(device.type, do_bench_timer)
 
 
-def protocol(device: torch.device, timer: Timer | None) -> str:
+def protocol(device: torch.device, timer: Timer | None, rests: bool = True) -> str:
     """How times are taken on ``device``, in words."""
     if timer is None:
-        return "CUDA graphs, weights rotated so that L2 is cold, medians of interleaved rounds"
+        pauses = "rests as long as the replays" if rests else "no rests"
+        return f"CUDA graphs, weights rotated so that L2 is cold, {pauses}, medians of interleaved rounds"
     own = {"cpu": "the clock, in Triton's interpreter"}.get(device.type, "triton.testing.do_bench")
     return own if timer is own_timer(device) else "a timer of the caller's"
 
