@@ -108,7 +108,7 @@ class Bench:
                 time_ms = self._timer(self._rotation(config))
             else:
                 graph = self._graphed(config)
-                time_ms = min(graph.time_ms() for _ in range(3))
+                time_ms = min(graph.time_ms() for _ in range(2))
             if not (math.isfinite(time_ms) and time_ms > 0):
                 raise Skip(f"timed as {time_ms} ms")
             return time_ms

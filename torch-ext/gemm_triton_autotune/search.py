@@ -1,7 +1,7 @@
 """The search of `tune_gemm`: which one of the candidates for a problem wins.
 
 A quick look at every candidate; then the best few, the default and what is used at present in interleaved
-rounds, until those that are left differ by less than the noise, or all but one are beaten. Of equals
+rounds, until all but one are beaten, or it is known within half a percent how they compare. Of equals
 the default is chosen, else what is used at present, else the simplest: no file is better than one
 that brings nothing.
 """
@@ -29,11 +29,11 @@ _ROUNDS = 9
 _MAX_SERIES = 4
 # Of so many leaders the refinements are tried.
 _REFINED = 3
-# The least gain that the default is given up for: on an H200 gains of 2 % and more were the same when measured again, in
-# another process on another card, gains of 1.5 to 2 % two thirds, smaller ones a third (`benchmarks/NOTES.md`, section 33).
-_LEAST_GAIN = 0.02
-# Two others within this factor are as good.
-_SAME = 0.01
+# The least gain that the default is given up for: on an H200 gains of 1 % and more were the same when measured again, in
+# another process, and 1 of 85 was lost; of smaller ones some were (`benchmarks/NOTES.md`, section 38).
+_LEAST_GAIN = 0.01
+# Two others within this factor are as good, and nothing is measured to tell them apart.
+_SAME = 0.005
 # So many standard errors are beyond the noise.
 _SIGNIFICANT = 3
 
@@ -226,7 +226,7 @@ def measure_final(
         *times, torch_times = series
         final.add(running, times, torch_times)
         contenders = final.contenders()
-        if len(contenders) == 1:
+        if len(contenders) == 1 or final.tells_all_that_matters(default):
             break
         running = [config for config in running if config in (*contenders, default)]
     return final
@@ -320,6 +320,13 @@ class _Final:
         """Those that the best does not beat, the best first."""
         best, *others = (timed.config for timed in self.ranked())
         return [best, *(config for config in others if not self.beats(best, config))]
+
+    def tells_all_that_matters(self, default: Config) -> bool:
+        """Is it known within `_SAME` how the best compares with the default and with those that it does not beat?"""
+        best, *equal = self.contenders()
+        others = [config for config in (*equal, default) if config in self._configs]
+        noises = [self._lead(best, config)[1] for config in others]
+        return all(noise is not None and _SIGNIFICANT * noise <= _SAME for noise in noises)
 
     def choose(self, present: Config | None, default: Config) -> Config:
         """The best; of equals the default, or what is used at present, or the simplest."""

@@ -37,7 +37,7 @@ _SHARED_COST = 0.01
 # Of the others' winners those whose quick time at an M is within this factor, and no more than so many.
 _SHARED_FACTOR = 1.05
 _SHARED_TRIED = 6
-_SHARED_ROUNDS = 15
+_SHARED_ROUNDS = 9
 
 # fmt: off
 TUNED_MS = (
