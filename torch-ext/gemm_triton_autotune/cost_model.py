@@ -51,17 +51,19 @@ _WAVE_US = 0.1
 _FEW_ROWS = 32
 # A wgmma of 16 or 32 columns takes as long as one of 16 more; `gluon` has none.
 _NARROW_PART = 16
-# Of `gluon` (`benchmarks/NOTES.md`, sections 31, 33 and 37): how much faster tiles come in, as its loader waits for no
-# multiplication; how much more slowly where there is one row of them, so that no neighbour loads the same columns of b
+# Of `gluon` (`benchmarks/NOTES.md`, sections 31, 33 and 38): how much faster tiles come in, as its loader waits for no
+# multiplication, at the first step along K and from the last of these on: neighbours that load the same at the same time
+# get out of step; how much more slowly where there is one row of them, so that no neighbour loads the same columns of b
 # (of swapped ones that was not seen); and boxes of a row-major b that begin at no multiple of 64 columns.
-_LOADER = 1.3
+_LOADER = (1.5, 1.2)
+_OUT_OF_STEP = 200
 _ALONE = 1.5
 _MISALIGNED = 2.0
 # A smooth maximum of loading and multiplying: the higher, the less one hinders the other.
 _OVERLAP = 8
 # How much longer a multiplication takes the more it uses shared memory, to which a step's rows and columns are written
 # and from which each consumer reads its rows and all columns; and if a lone consumer has two for each step.
-_SHARED_MEMORY = 3.0
+_SHARED_MEMORY = 4.0
 _TWO_PARTS = 1.05
 # What it takes to store a tile before the next.
 _STORE_US = 0.9
@@ -91,14 +93,18 @@ def _block_us(block_m: int, block_n: int, is_swapped: bool, slower: float, rates
     return max(_multiply_us(rows, columns, rates), _load_us(block_m + block_n, rates) * slower)
 
 
-def _gluon_block_us(config: Mapping[str, Any], M: int, rates: Rates, layout: str | None) -> float:
-    """The same for a tile of `gluon` and ``M`` rows."""
+def _gluon_block_us(
+    config: Mapping[str, Any], M: int, steps: float, rates: Rates, layout: str | None
+) -> float:
+    """The same for a tile of `gluon` and ``M`` rows, where a program takes so many ``steps`` along K."""
     rows, columns = gluon.tile_size(config)
     loaded = rows + columns
     if layout == "NN" and columns % 64 and not config.get("SWAP"):
         loaded = rows + _MISALIGNED * cdiv(columns, 64) * 64
     is_alone = config["BLOCK_SIZE_M"] >= M and not config.get("SWAP")
-    load_us = _load_us(loaded, rates) * ((_ALONE if is_alone else 1) / _LOADER)
+    first, last = _LOADER
+    loader = first + (last - first) * min(steps / _OUT_OF_STEP, 1)
+    load_us = _load_us(loaded, rates) * ((_ALONE if is_alone else 1) / loader)
     # 128 x 256 uses 1 / 32.
     used = 1 / rows + 1 / columns + 1 / 64 + 1 / columns
     longer = (1 + _SHARED_MEMORY * used) / (1 + _SHARED_MEMORY / 32)
@@ -124,15 +130,15 @@ def time_us(
     )  # fmt: skip
     is_gluon = family_of(config) == "gluon"
     is_few_rows = family_of(config) == "swap" and block_m <= _FEW_ROWS
-    if is_gluon:
-        block_us = _gluon_block_us(config, M, rates, layout)
-    else:
-        slower = rates.rows_along_k if is_few_rows and layout == "NT" else 1
-        block_us = _block_us(block_m, block_n, bool(config.get("SWAP")), slower, rates)
     waves = cdiv(cdiv(M, block_m) * cdiv(N, block_n) * split, rates.multiprocessors)
     # K is padded to whole steps.
     block_k = config["BLOCK_SIZE_K"]
     blocks = cdiv(cdiv(K, block_k), split) * block_k / 64
+    if is_gluon:
+        block_us = _gluon_block_us(config, M, waves * blocks, rates, layout)
+    else:
+        slower = rates.rows_along_k if is_few_rows and layout == "NT" else 1
+        block_us = _block_us(block_m, block_n, bool(config.get("SWAP")), slower, rates)
     work_us = waves * (blocks * block_us + _WAVE_US)
     if is_gluon:
         work_us += (waves - 1) * _STORE_US

@@ -140,23 +140,24 @@ def _some_rows_options(layout: str) -> Iterator[_Option]:
 
 
 def _gluon_options(layout: str) -> Iterator[_Option]:
-    # Of all tiles those that are missed the most by the cost model (`benchmarks/NOTES.md`, section 37), as each one is a
+    # Of all tiles those that are missed the most by the cost model (`benchmarks/NOTES.md`, section 38), as each one is a
     # compile: for so many rows of the product, as wgmma has them, so many columns.
     plain = {
         "NT": {
-            64: (64, 80, 96, 112, 128, 144, 168, 200, 240, 256),
-            128: (128, 144, 160, 192, 200, 224, 240, 256, 280, 328, 352),
-            192: (144,),
+            64: (64, 80, 96, 128, 144, 160, 200, 240),
+            128: (128, 144, 160, 192, 200, 224, 240, 256, 280, 296, 320, 328, 352),
+            192: (112, 200),
         },
-        # A row-major b is loaded by boxes of 64 columns, and slowly where they do not begin at a multiple of 64.
-        "NN": {64: (64, 128, 192, 256), 128: (128, 192, 256, 320), 192: (192,)},
+        # A row-major b is loaded by boxes of 64 columns, and slowly where they do not begin at a multiple of 64; 224 pays
+        # for the multiples of 7168 that some models have.
+        "NN": {64: (64, 128, 192, 256), 128: (128, 192, 224, 256, 320), 192: (192,)},
     }
     swapped = {
-        "NT": {64: (72,), 128: (72, 80, 96, 112, 152, 176, 216, 304), 192: (152,)},
+        "NT": {64: (112,), 128: (80, 96, 112, 144, 160, 176, 224, 288)},
         "NN": {
-            64: (72, 88, 104, 112),
-            128: (72, 80, 88, 104, 112, 152, 160, 176, 216),
-            192: (80, 96, 152),
+            64: (80, 96, 112),
+            128: (80, 96, 112, 144, 160, 176, 200, 224, 240, 280, 352),
+            192: (112, 144),
         },
     }
     # Up to 64 rows the families for few of them read b faster than what is swapped.
