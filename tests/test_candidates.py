@@ -97,6 +97,32 @@ def test_a_gluon_candidate_has_the_deepest_ring_and_groups_of_as_many_rows(famil
             assert 1536 - config["BLOCK_SIZE_M"] < rows <= 1536
 
 
+def families_of(M, N, K, layout="NT"):
+    found = gemm_kernel.tuning.candidate_configs(M, N, K, HOPPER, layout)
+    return {config.get("kernel", "tiled") for config in found}
+
+
+@pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
+@pytest.mark.parametrize("M", [1, 16, 64, 65, 200, 4096])
+def test_tiled_is_a_candidate_on_hopper_only_where_tma_does_not_serve(families, M):
+    assert "tiled" not in families_of(M, 4096, 4096)
+    for N, K in ((4095, 4096), (4096, 4095)):
+        assert "tiled" in families_of(M, N, K)
+    # `swap` wins nowhere with more rows.
+    assert ("swap" in families_of(M, 1280, 8192)) == (M <= 64)
+    assert ("swap" in families_of(M, 1281, 8192)) == (M <= 128)
+
+
+@pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
+def test_few_rows_are_tried_with_and_without_a_split(families):
+    for M in (16, 64, 192):
+        found = gemm_kernel.tuning.candidate_configs(M, 4096, 14336, HOPPER, "NT")
+        swapped = [c for c in found if c.get("kernel") == "tma" and "SWAP" in c]
+        splits = ["SPLIT_K" in config for config in swapped]
+        assert splits.count(True) >= 4
+        assert splits.count(False) >= 4
+
+
 def test_a_table_is_chosen_by_what_torch_tells():
     def table(backend, capability=None, architecture=None):
         return table_for(DeviceProperties(backend, capability, architecture=architecture))
