@@ -1,11 +1,13 @@
 """`tune_gemm`: what it measures, chooses, skips, writes and refuses. No time decides a test."""
 
 import collections
+import contextlib
 import itertools
 import json
 import math
 import os
 import stat
+import types
 from pathlib import Path
 
 import kernels
@@ -223,6 +225,37 @@ def test_the_gpu_is_busy_while_the_host_queues_what_is_timed(monkeypatch):
         assert queued[2] == "timed"
 
 
+class Graph:
+    """A CUDA graph of which only the calls count."""
+
+    def capture_begin(self):
+        pass
+
+    capture_end = replay = capture_begin
+
+
+@pytest.mark.parametrize(
+    ("call_ms", "rests", "calls", "rest_ms"),
+    [(0.15, True, 4, 0.6), (0.02, True, 26, 0.52), (3.0, True, 1, 3.0), (0.15, False, 14, 0.2)],
+)
+def test_a_graph_has_as_many_calls_as_its_replay_wants(monkeypatch, call_ms, rests, calls, rest_ms):
+    measure = gemm_kernel.measure
+    stream = types.SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(measure, "_side_stream", lambda index: stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    for name in ("current_device", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    asked, called = [], []
+    elapsed = lambda fn, rest_ms=None: asked.append(rest_ms) or call_ms  # noqa: E731
+    monkeypatch.setattr(measure, "elapsed_ms", elapsed)
+    graph = measure.GraphedCalls(measure.Rotation(called.append, ["a", "b"]), rests)
+    # One to estimate with is before them.
+    assert len(called) == 1 + calls
+    assert graph.time_ms() == call_ms / calls
+    assert asked == [None, pytest.approx(rest_ms)]
+
+
 @pytest.mark.gpu
 def test_the_gpu_rests_as_long_as_a_replay_takes(device, monkeypatch):
     measure = gemm_kernel.measure
@@ -236,10 +269,10 @@ def test_the_gpu_rests_as_long_as_a_replay_takes(device, monkeypatch):
     monkeypatch.setattr(
         measure, "elapsed_ms", lambda fn, rest_ms: asked.append(rest_ms) or elapsed_ms(fn, rest_ms)
     )
-    replay_ms, _ = [graph.time_ms() * graph._calls for graph in graphs]
+    replay_ms, sustained_ms = [graph.time_ms() * graph._calls for graph in graphs]
     assert replay_ms > 2 * measure._REST_MS, "says nothing"
     assert 0.7 < asked[0] / replay_ms < 1.4
-    assert asked[1] == measure._REST_MS
+    assert asked[1] == measure._SUSTAINED_REST_MS < sustained_ms / 5
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])

@@ -21,6 +21,9 @@ _REPLAY_MS = 0.5
 _MAX_CALLS = 64
 # The least time that the GPU idles before what is timed: longer than the host takes to queue that.
 _REST_MS = 0.5
+# The same without rests: what the launch of a graph takes the host, and so long a replay that it is little beside that.
+_SUSTAINED_REPLAY_MS = 2.0
+_SUSTAINED_REST_MS = 0.2
 _CYCLES_PER_MS = 2_000_000
 _WARM_UP_S = 0.2
 
@@ -85,7 +88,8 @@ class GraphedCalls:
         with torch.cuda.stream(self._stream):
             fn()
             estimate_ms = elapsed_ms(fn)
-            wanted = _REPLAY_MS / max(estimate_ms, 1e-3)
+            replay_ms = _REPLAY_MS if rests else _SUSTAINED_REPLAY_MS
+            wanted = replay_ms / max(estimate_ms, 1e-3)
             # Whole rounds of the weights, so that the next replay starts with the coldest.
             rounds = math.ceil(min(wanted, _MAX_CALLS) / fn.period)
             self._calls = rounds * fn.period if wanted > 1 else 1
@@ -97,7 +101,7 @@ class GraphedCalls:
             finally:
                 self._graph.capture_end()
             self._graph.replay()
-        self._rest_ms = max(_REST_MS, estimate_ms * self._calls if rests else 0.0)
+        self._rest_ms = max(_REST_MS, estimate_ms * self._calls) if rests else _SUSTAINED_REST_MS
 
     def time_ms(self) -> float:
         """Milliseconds of one call, from one replay."""

@@ -26,7 +26,7 @@ _FINALIST_FACTOR = 1.1
 _FINALISTS = 6
 # Rounds are taken so many at a time, up to so many times.
 _ROUNDS = 9
-_MAX_SERIES = 4
+_MAX_SERIES = 8
 # Of so many leaders the refinements are tried.
 _REFINED = 3
 # The least gain that the default is given up for: on an H200 gains of 1 % and more were the same when measured again, in
