@@ -12,6 +12,13 @@ def make_config(kernel, block_m, block_n, block_k, num_warps, num_stages, **keys
     return {"kernel": kernel, **plain, **keys}
 
 
+def forget_defaults():
+    """What was chosen for another device, or with another Triton, is not asked again."""
+    defaults = gemm_kernel.defaults
+    for cache in (defaults._options, defaults._options_for, defaults._default_configs):
+        cache.cache_clear()
+
+
 def make_operands(M, N, K, layout, dtype, device):
     """a (M, K) and b (K, N) in ``layout``, of random numbers."""
     a = torch.randn(M, K, dtype=dtype, device=device)

@@ -76,17 +76,13 @@ def nn_linear():
 @pytest.fixture(params=["as here", "Hopper with Gluon"])
 def families(request, monkeypatch):
     """The interpreter refuses Gluon; what a GPU would get is to be looked at, too."""
-    import kernels
+    from .cases import forget_defaults, gemm_kernel
 
-    gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
     gluon = gemm_kernel.kernels.gluon
-    caches = gemm_kernel.defaults._options, gemm_kernel.defaults.default_configs
     if request.param != "as here":
         monkeypatch.setattr(gluon, "INTERPRETED", False)
         monkeypatch.setattr(gluon, "IMPORT_PROBLEM", None)
-    for cache in caches:
-        cache.cache_clear()
+    forget_defaults()
     yield request.param
     monkeypatch.undo()
-    for cache in caches:
-        cache.cache_clear()
+    forget_defaults()

@@ -7,6 +7,7 @@ import kernels
 import pytest
 import torch
 
+from .cases import forget_defaults
 from .compile_targets import TARGETS, compile_all, missing_instructions
 from .exact import assert_product
 from .test_look_up import write
@@ -190,8 +191,7 @@ def test_many_rows_on_hopper_get_large_tiles_without_gluon_too(lacks, monkeypatc
         monkeypatch.setattr(gemm_kernel.kernels.gluon, "IMPORT_PROBLEM", "is not there")
     if lacks.endswith("TMA"):
         monkeypatch.setattr(gemm_kernel.kernels.tma, "TensorDescriptor", None)
-    gemm_kernel.defaults._options.cache_clear()
-    default_configs.cache_clear()
+    forget_defaults()
     odd = int(lacks.startswith("columns"))
     for M in (300, 512, 1024, 4096):
         for N, layout in ((14336 + odd, "NT"), (4096 + odd, "NT"), (4096, "NN"))[: 2 if odd else 3]:
@@ -217,12 +217,28 @@ def test_the_default_follows_the_number_of_multiprocessors(families):
     )
 
 
+@pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+@pytest.mark.parametrize("name", DEVICES)
+def test_as_many_rows_in_eights_are_one_choice(families, name, layout):
+    properties = DEVICES[name]
+    for N, K in ((6144, 4096), (1280, 8192), (5120, 25600), (4095, 4093)):
+        for M in (257, 263, 321, 500, 1001, 1793, 2300, 4099, 6001, 8191, 10001):
+            exact = gemm_kernel.defaults._default_configs(M, N, K, properties, layout)
+            assert default_configs(M, N, K, properties, layout) == exact, (M, N, K)
+    for option in gemm_kernel.defaults._options(properties, layout):
+        if option.splits:
+            assert option.rows_up_to <= gemm_kernel.defaults._MOST_SPLIT_ROWS
+        if option.config["BLOCK_SIZE_M"] > gemm_kernel.defaults._ROWS_MULTIPLE:
+            assert option.config["BLOCK_SIZE_M"] % gemm_kernel.defaults._ROWS_MULTIPLE == 0
+
+
 def test_a_choice_is_kept_and_the_number_of_them_has_an_end():
-    default_configs.cache_clear()
+    gemm_kernel.defaults._default_configs.cache_clear()
     for _ in range(2):
         for M in range(1, 101):
             default_configs(M, 4096, 4096, H200, "NT")
-    kept = default_configs.cache_info()
+    kept = gemm_kernel.defaults._default_configs.cache_info()
     assert (kept.misses, kept.hits) == (100, 100)
     assert kept.maxsize is not None
 

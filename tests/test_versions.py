@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton
 
+from .cases import forget_defaults
 from .test_look_up import write
 
 gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
@@ -55,8 +56,7 @@ def test_an_early_launch_is_left_out_where_it_cannot_be(
     wait = object() if has_wait else None
     monkeypatch.setattr(gemm_kernel.kernels.dependent_launch, "gdc_wait", wait)
     monkeypatch.setattr(tuning, "device_properties", lambda device: H200)
-    gemm_kernel.defaults._options.cache_clear()
-    gemm_kernel.defaults.default_configs.cache_clear()
+    forget_defaults()
     late = {"kernel": "swap", **gemm_kernel.config.plain_config(16, 64, 128, 4, 4)}
     early = {**late, "PDL": 2, "PREFETCH": 2}
     write(tuned_dir, {"16": early}, N, K, device=device)
@@ -70,8 +70,7 @@ def test_an_early_launch_is_left_out_where_it_cannot_be(
         refined = gemm_kernel.candidates.refinements(late, H200)
         assert bool(refined) == is_early
     finally:
-        gemm_kernel.defaults._options.cache_clear()
-        gemm_kernel.defaults.default_configs.cache_clear()
+        forget_defaults()
 
 
 def test_this_triton_has_what_its_version_promises():

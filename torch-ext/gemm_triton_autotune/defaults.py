@@ -31,6 +31,10 @@ _FULL = 0.9
 _NEARLY_FULL = 0.8
 _FIT_BESIDE = 0.4
 
+# Of what is in the list: where its tiles and limits begin and end, and how many rows are still split along K.
+_ROWS_MULTIPLE = 8
+_MOST_SPLIT_ROWS = 256
+
 _ANY = 1 << 62
 _ONE_WAVE = (0, 1)
 
@@ -200,6 +204,14 @@ def _table_options(table: Table | None) -> Iterator[_Option]:
         yield _Option(config, low, 4 * rows if rows < 64 else _ANY)
 
 
+@functools.lru_cache(maxsize=64)
+def _options_for(N: int, K: int, properties: DeviceProperties | None, layout: str) -> list[_Option]:
+    """Those of the list that such a weight gets."""
+    taking = [each for each in _options(properties, layout) if _takes(each.config, N, K, layout)]
+    has_gluon = any(family_of(option.config) == "gluon" for option in taking)
+    return [option for option in taking if not (option.without_gluon and has_gluon)]
+
+
 @functools.cache
 def _options(properties: DeviceProperties | None, layout: str) -> list[_Option]:
     """The list for such a device, without what it or this Triton cannot run."""
@@ -218,7 +230,6 @@ def launched_early(config: Config, properties: DeviceProperties | None) -> Confi
     return early if kernels.config_problem(early, properties) is None else config
 
 
-@functools.lru_cache(maxsize=1024)
 def default_configs(
     M: int, N: int, K: int, properties: DeviceProperties | None = None, layout: str = "NN"
 ) -> tuple[Config, ...]:
@@ -227,6 +238,16 @@ def default_configs(
 
     properties: None stands for any device. The configurations are shared: they are not to be changed.
     """
+    # Tiles have a multiple of 8 rows, and what is not split the model ranks by tiles alone: so M in a row are one choice.
+    if M > _MOST_SPLIT_ROWS:
+        M = cdiv(M, _ROWS_MULTIPLE) * _ROWS_MULTIPLE
+    return _default_configs(M, N, K, properties, layout)
+
+
+@functools.lru_cache(maxsize=1024)
+def _default_configs(
+    M: int, N: int, K: int, properties: DeviceProperties | None, layout: str
+) -> tuple[Config, ...]:
     rates = rates_for(properties)
     best: dict[str, tuple[tuple[int, float, float], Config]] = {}
     for config in _choices(M, N, K, properties, layout, rates.multiprocessors):
@@ -249,13 +270,9 @@ def _choices(
     multiprocessors: int,
 ) -> Iterator[Config]:
     """What the list has for such a call, each split along K, too, where that may pay."""
-    options = [each for each in _options(properties, layout) if _takes(each.config, N, K, layout)]
-    has_gluon = any(family_of(option.config) == "gluon" for option in options)
-    for option in options:
+    for option in _options_for(N, K, properties, layout):
         config = option.config
         if not option.more_rows_than < M <= option.rows_up_to:
-            continue
-        if option.without_gluon and has_gluon:
             continue
         rows = cdiv(M, config["BLOCK_SIZE_M"])
         more_than, up_to = option.waves
