@@ -3,9 +3,10 @@
     LOCAL_KERNELS=kernels-test/gemm-triton-autotune=$PWD python benchmarks/compare.py --json results.json
 
 Device time as deployed: CUDA graphs, weights rotated so that the L2 cache is cold, all that is compared
-interleaved, medians. The GPU rests before each launch, so that its clock stays up; `--sustained` is without that. A ratio above 1 is faster than torch.mm. Each result is checked first; what fails at a
-point is left out there, with the reason. The floor is what the bytes of all three matrices take at the bandwidth of a
-copy, or the multiply-adds at the rate that torch.mm reaches on 8192 x 8192 x 8192, both measured in the same run.
+interleaved, medians. The GPU rests before each launch, so that its clock stays up; `--sustained` is without that.
+A ratio above 1 is faster than torch.mm. Each result is checked first; what fails at a point is left out there, with
+the reason. The floor is what the bytes of all three matrices take at the bandwidth of a copy, or the multiply-adds at
+the rate that torch.mm reaches on 8192 x 8192 x 8192, both measured in the same run.
 CPU time is that of an eager call, of all kinds in turn, for products so small that the GPU waits for the host.
 
 `--json` writes environment, cpu (a row for each kind of launch, microseconds) and rows, one for each point:

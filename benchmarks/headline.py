@@ -68,8 +68,12 @@ def headline(kept: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n\n".join(lines)
 
 
+def _rows(kept: Mapping[str, Mapping[str, Any]], name: str) -> list[Row]:
+    return kept[name]["rows"] if name in kept else []
+
+
 def _sustained_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = tables.has_ratio(kept["sustained"]["rows"]) if "sustained" in kept else []
+    rows = tables.has_ratio(_rows(kept, "sustained"))
     if not rows:
         return ""
     return (
@@ -79,7 +83,7 @@ def _sustained_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _unseen_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = kept["unseen"]["rows"] if "unseen" in kept else []
+    rows = _rows(kept, "unseen")
     if not rows:
         return ""
     weights = len({(row["N"], row["K"]) for row in rows})
@@ -93,7 +97,7 @@ def _unseen_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _models_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = kept["models"]["rows"] if "models" in kept else []
+    rows = _rows(kept, "models")
     if not rows:
         return ""
     ratios = [row["ratio"] for row in rows]
@@ -113,7 +117,7 @@ def _cpu_line(results: Mapping[str, Any]) -> str:
 
 
 def _between_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
-    losses = tables.between_losses(kept["between"]["rows"]) if "between" in kept else []
+    losses = tables.between_losses(_rows(kept, "between"))
     if not losses:
         return ""
     return (

@@ -226,7 +226,7 @@ def measure_final(
         *times, torch_times = series
         final.add(running, times, torch_times)
         contenders = final.contenders()
-        if len(contenders) == 1 or final.tells_all_that_matters(default):
+        if len(contenders) == 1 or final.tells_all_that_matters(contenders, default):
             break
         running = [config for config in running if config in (*contenders, default)]
     return final
@@ -321,9 +321,9 @@ class _Final:
         best, *others = (timed.config for timed in self.ranked())
         return [best, *(config for config in others if not self.beats(best, config))]
 
-    def tells_all_that_matters(self, default: Config) -> bool:
-        """Is it known within `_SAME` how the best compares with the default and with those that it does not beat?"""
-        best, *equal = self.contenders()
+    def tells_all_that_matters(self, contenders: Sequence[Config], default: Config) -> bool:
+        """Is it known within `_SAME` how the best of ``contenders`` compares with the others and the default?"""
+        best, *equal = contenders
         others = [config for config in (*equal, default) if config in self._configs]
         noises = [self._lead(best, config)[1] for config in others]
         return all(noise is not None and _SIGNIFICANT * noise <= _SAME for noise in noises)
