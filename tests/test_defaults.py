@@ -129,6 +129,7 @@ CHOICES = {
     "programs in two waves": ((8, 8512, 4096, "NT"), {"PDL": 2, "PREFETCH": None}),
     "columns in more": ((8, 18944, 3584, "NT"), {"kernel": "tma", "BLOCK_SIZE_N": 128, "SWAP": 1}),
     "parts that fill a wave": ((8, 4096, 4096, "NT"), {"kernel": "swap", "SPLIT_K": 2}),
+    "the same with as many rows as the tile has": ((16, 4096, 4096, "NT"), {"kernel": "swap", "SPLIT_K": 2}),
     "parts that do not": ((8, 3072, 8192, "NT"), {"kernel": "tma", "SWAP": 1, "SPLIT_K": None}),
     "parts that fill half a wave": ((8, 1024, 2560, "NT"), {"kernel": "swap", "SPLIT_K": 4}),
     "two rows of tiles": ((128, 5120, 8192, "NT"), {"kernel": "gluon", "BLOCK_SIZE_M": 64, "PDL": 2}),
@@ -215,6 +216,41 @@ def test_the_default_follows_the_number_of_multiprocessors(families):
         != default_configs(M, 6144, 4096, H200, "NT")[0]
         for M in (256, 384, 512, 768, 1024)
     )
+
+
+@pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+def test_a_tile_outside_the_list_is_for_what_is_worth_its_compile(families, layout, monkeypatch):
+    rates = gemm_kernel.cost_model.rates_for(H200)
+    shapes = [
+        (M, N, K)
+        for N, K in ((4096, 4096), (1280, 8192), (28672, 4096))
+        for M in (72, 104, 200, 304, 496, 704, 1304, 3000, 6000)
+    ]
+
+    def time_us(config, shape):
+        return gemm_kernel.cost_model.time_us(config, *shape, rates, layout)
+
+    def chosen():
+        gemm_kernel.defaults._default_configs.cache_clear()
+        return {shape: default_configs(*shape, H200, layout)[0] for shape in shapes}
+
+    found = chosen()
+    monkeypatch.setattr(gemm_kernel.defaults, "_WORTH_A_COMPILE", 1e9)
+    listed = chosen()
+    monkeypatch.setattr(gemm_kernel.defaults, "_WORTH_A_COMPILE", 1.0)
+    best = chosen()
+    gemm_kernel.defaults._default_configs.cache_clear()
+    for shape in shapes:
+        best_us = time_us(best[shape], shape)
+        is_worth_it = best_us * 1.03 < time_us(listed[shape], shape)
+        assert found[shape] == (best if is_worth_it else listed)[shape]
+        # `best` is of all tiles, not only of those that are tried.
+        for tile, swap in gemm_kernel.gluon_tiles.narrowest_tiles(None, None, 132, layout):
+            config = gemm_kernel.gluon_tiles.gluon_config(*tile, layout, H200, swap)
+            assert time_us(config, shape) >= best_us * (1 - 1e-9)
+    others = [shape for shape in shapes if found[shape] != listed[shape]]
+    assert 3 <= len(others) <= 20
 
 
 @pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)

@@ -379,19 +379,25 @@ def test_an_order_that_is_not_ascending_is_read_alike(device, tuned_dir):
 def test_the_nearest_m_is_the_nearest(Ms, M):
     tuned = tuned_file.TunedConfigs(Path("x"), {m: {"M": m} for m in Ms})
     best = min(sorted(Ms), key=lambda m: (max(m, M) / min(m, M), m))
-    assert tuned.nearest(M) == (None if _out_of_reach(M, Ms) else best)
+    found = tuned.neighbours(M)
+    assert found[:1] == (() if _out_of_reach(M, Ms) else (best,))
+    if found and best != M:
+        # And on the other side of M the nearest there.
+        other_side = [m for m in Ms if (m < M) != (best < M)]
+        assert found[1:] == tuple(sorted(other_side, key=lambda m: abs(m - M))[:1])
     others = [m for m in Ms if m != best]
-    other = tuned.nearest(M, lambda config: config["M"] != best)
-    assert (other is None) == (not others or _out_of_reach(M, others))
-    if other is not None:
+    found = tuned.neighbours(M, lambda config: config["M"] != best)
+    assert bool(found) == (bool(others) and not _out_of_reach(M, others))
+    if found:
         nearest = min(abs(math.log(m / M)) for m in others)
-        assert math.isclose(abs(math.log(other / M)), nearest, abs_tol=1e-12)
+        assert math.isclose(abs(math.log(found[0] / M)), nearest, abs_tol=1e-12)
 
 
 def test_at_a_tie_the_smaller_m_is_the_nearest():
     tuned = tuned_file.TunedConfigs(Path("x"), {M: {"M": M} for M in (16, 32, 64)})
-    assert tuned.nearest(32, lambda config: config["M"] != 32) == 16
-    assert tuned_file.TunedConfigs(Path("x"), {16: GOOD, 64: GOOD}).nearest(32) == 16
+    assert tuned.neighbours(32) == (32,)
+    assert tuned.neighbours(32, lambda config: config["M"] != 32) == (16, 64)
+    assert tuned_file.TunedConfigs(Path("x"), {16: GOOD, 64: GOOD}).neighbours(32) == (16, 64)
 
 
 def _out_of_reach(M, Ms):

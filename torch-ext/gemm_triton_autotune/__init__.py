@@ -18,6 +18,7 @@ from . import defaults as defaults
 from . import device as device
 from . import device_tables as device_tables
 from . import explanation as explanation
+from . import gluon_tiles as gluon_tiles
 from . import kernels as kernels
 from . import layers as layers
 from . import measure as measure

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from . import kernels
 from .config import DEFAULT_KERNEL, Config, family_of, make_config
 from .cost_model import cost, rates_for
-from .defaults import default_configs, gluon_config, launched_early
+from .defaults import default_configs, launched_early
 from .device import DeviceProperties
 from .device_tables import Table, table_for
+from .gluon_tiles import gluon_config, narrowest_tiles
 from .kernels.dependent_launch import without_early_launch
 from .kernels.launch import cdiv
 
@@ -67,8 +68,6 @@ _TMA_SPLIT = [(64, 64, 128, 4, 4), (64, 128, 64, 4, 5), (128, 64, 64, 4, 5), (12
 # Swapped: (BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps); all rows of a in one tile, or in two
 _TMA_SWAP = [(64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8)]
 _TMA_SWAP_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 288, 320, 384)
-# Up to so many rows of swapped `gluon` tiles the narrowest are compared for each number of rows, not of waves alone.
-_ROWS_OF_SWAPPED = 4
 # Those that the model finds within this factor of its best, and of them (least, most): all that won on an H200, or came
 # within 0.5 %, but for 1 in 100 (`benchmarks/NOTES.md`, section 38). The model says little where memory is the bound, and
 # nothing of stages and warps, so a few stay in any case.
@@ -157,31 +156,9 @@ def _all(
                 for split_k in _splits(M, N, K, block_m, tuple(rest), multiprocessors, properties):
                     if split_k > 1:
                         yield make_config("tma", *tile, SPLIT_K=split_k)
-        tiles = _gluon_tiles(M, N, multiprocessors, layout)
+        tiles = narrowest_tiles(M, N, multiprocessors, layout)
         gluon = [gluon_config(*tile, layout or "NN", properties, swap) for tile, swap in tiles]
         yield from _best_by_model(gluon, _GLUON_KEEPS, M, N, K, properties, layout)
-
-
-def _gluon_tiles(
-    M: int | None, N: int | None, multiprocessors: int, layout: str | None
-) -> list[tuple[tuple[int, int], bool]]:
-    """Of the `gluon.tiles`, swapped (True) or not, with as many rows and waves the narrowest, which pads the least; of
-    swapped ones also of those that as many hold all rows of a."""
-    # A row-major b in columns that begin at no multiple of 32 bytes was up to 1.9 times as slow.
-    tiles = [(tile, False) for tile in kernels.gluon.tiles() if layout != "NN" or tile[1] % 16 == 0]
-    # Of equal sides, one that is swapped is the same.
-    tiles += [(tile, True) for tile in kernels.gluon.tiles() if tile[0] != tile[1]]
-    if M is None or N is None:
-        return tiles
-    narrowest: dict[tuple, tuple[tuple[int, int], bool]] = {}
-    for (rows, columns), swap in tiles:
-        along_rows, along_columns = (N, M) if swap else (M, N)
-        tiles_along_columns = cdiv(along_columns, columns)
-        waves = cdiv(cdiv(along_rows, rows) * tiles_along_columns, multiprocessors)
-        narrowest.setdefault(("waves", swap, rows, waves), ((rows, columns), swap))
-        if swap and tiles_along_columns <= _ROWS_OF_SWAPPED:
-            narrowest.setdefault(("rows", rows, tiles_along_columns), ((rows, columns), swap))
-    return list(dict.fromkeys(narrowest.values()))
 
 
 def _swap_rows(M: int | None, N: int | None, multiprocessors: int) -> list[int]:

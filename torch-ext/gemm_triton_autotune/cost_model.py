@@ -147,7 +147,8 @@ def time_us(
     # A smooth maximum: where both are near each other, each hinders the other.
     total_us = _LAUNCH_US + (work_us**4 + memory_us**4) ** 0.25
     if split > 1:
-        # Partial sums in float32, written and read.
         total_us += rates.few_rows_split_us if is_few_rows else _SPLIT_US
-        total_us += 8 * split * M * N / bandwidth
+        # Partial sums in float32, written and read; those of few rows stay in L2.
+        through = rates.tile_bytes_per_us if is_few_rows else rates.memory_bytes_per_us
+        total_us += 8 * split * M * N / (rates.multiprocessors * through)
     return total_us

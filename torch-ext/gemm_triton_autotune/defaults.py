@@ -16,6 +16,7 @@ from .config import DEFAULT_KERNEL, Config, conservative_config, family_of, make
 from .cost_model import Rates, cost, rates_for
 from .device import DeviceProperties
 from .device_tables import Table, device_kind, table_for
+from .gluon_tiles import gluon_config, narrowest_tiles
 from .kernels.launch import cdiv
 
 # A part of K shorter than this does not pay for its share of the partial sums.
@@ -38,8 +39,10 @@ _MOST_SPLIT_ROWS = 256
 _ANY = 1 << 62
 _ONE_WAVE = (0, 1)
 
-# Of `gluon`: rows whose tiles share columns of b in L2.
-_GROUP_ROWS = 1536
+# So many times as long the best tile of the list must take by the model, or no other one is worth its compile; and rows
+# from which on `gluon` is that good (`benchmarks/NOTES.md`, section 39).
+_WORTH_A_COMPILE = 1.03
+_ANY_TILE_ABOVE = 64
 
 # By kind of device: what the default reached of the tuned speed on weights that its list was not made from, in
 # geometric mean and at worst (`benchmarks/results/unseen.json`). With Gluon, which many rows need for it.
@@ -171,21 +174,6 @@ def _gluon_options(layout: str) -> Iterator[_Option]:
                 yield _Option(gluon_config(rows, columns, layout, swap=swap), low)
 
 
-def gluon_config(
-    rows: int,
-    columns: int,
-    layout: str,
-    properties: DeviceProperties | None = None,
-    swap: bool = False,
-) -> Config:
-    """One of the `gluon.tiles`, swapped or not, with as deep a ring as fits."""
-    limit = properties.shared_memory if properties else None
-    stages = kernels.gluon.most_stages(rows, columns, swap or layout == "NT", limit)
-    block_m, block_n = (columns, rows) if swap else (rows, columns)
-    config = make_config("gluon", block_m, block_n, 64, 4, stages, SWAP=int(swap))
-    return {**config, "GROUP_SIZE_M": _GROUP_ROWS // block_m}
-
-
 def _tma_options() -> Iterator[_Option]:
     """Not measured as a list: tile for tile among the best `candidates`."""
     for tile in (
@@ -255,10 +243,34 @@ def _default_configs(
         rank = _rank(config, M, N, K, rates, layout)
         if family not in best or rank < best[family][0]:
             best[family] = rank, config
+    if "gluon" in best and M > _ANY_TILE_ABOVE:
+        listed_us = min(rank for rank, _ in best.values())[1]
+        any_tile = _best_gluon(M, N, K, properties, layout, rates)
+        if any_tile[0][1] * _WORTH_A_COMPILE < listed_us:
+            best["gluon"] = any_tile
     ranked = sorted(best.values(), key=lambda one: one[0])
     found = [_started_well(config, M, N, K, rates.multiprocessors) for _, config in ranked]
     conservative = conservative_config(M)
     return (*(config for config in found if config != conservative), conservative)
+
+
+def _best_gluon(
+    M: int, N: int, K: int, properties: DeviceProperties | None, layout: str, rates: Rates
+) -> tuple[tuple[int, float, float], Config]:
+    """Of all tiles of `gluon`, and its rank."""
+    ranked = (
+        (_rank(config, M, N, K, rates, layout), config)
+        for tile, swap in narrowest_tiles(M, N, rates.multiprocessors, layout)
+        for config in (_gluon(*tile, layout, properties, swap),)
+    )
+    return min(ranked, key=lambda one: one[0])
+
+
+@functools.cache
+def _gluon(
+    rows: int, columns: int, layout: str, properties: DeviceProperties | None, swap: bool
+) -> Config:
+    return launched_early(gluon_config(rows, columns, layout, properties, swap), properties)
 
 
 def _choices(

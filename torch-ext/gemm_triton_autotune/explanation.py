@@ -30,13 +30,12 @@ def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: 
     entry_m = None if tuned is None else entry_for(M, N, K, tuned, properties, layout)
     if entry_m is not None:
         config = tuned[entry_m]
-        nearest = "the nearest in log space"
-        if entry_m != tuned.nearest(M):
-            nearest += " whose tile suits so many rows"
+        nearest = tuned.neighbours(M)[0]
+        which = "this very M" if entry_m == M else "the nearest in log space"
+        if entry_m != nearest:
+            which = f"by the work model faster for so many rows than the nearest, M={nearest},"
         why = (
-            f"tuned, from {tuned.path}, entry M={entry_m}: "
-            + ("this very M" if entry_m == M else nearest)
-            + f" of M={', '.join(map(str, tuned))}"
+            f"tuned, from {tuned.path}, entry M={entry_m}: {which} of M={', '.join(map(str, tuned))}"
             + _times_in_words(tuned.path, entry_m, config)
         )
     else:
@@ -60,8 +59,10 @@ def _times_in_words(path: Path, M: int, config: Config) -> str:
 def _why_default(
     M: int, N: int, K: int, device: torch.device, layout: str, tuned: TunedConfigs | None
 ) -> str:
-    if tuned and tuned.nearest(M) is not None:
-        return f"by the work model its tile suits so many rows better than the nearest entry of {tuned.path}"
+    neighbours = tuned.neighbours(M) if tuned else ()
+    if neighbours:
+        names = " and ".join(f"M={other}" for other in neighbours)
+        return f"by the work model it is faster for so many rows than what {tuned.path} has for {names}"
     if tuned:
         return (
             f"M is more than {REACH} times outside M={min(tuned)} to {max(tuned)} of {tuned.path}"

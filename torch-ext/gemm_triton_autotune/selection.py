@@ -1,51 +1,58 @@
-"""Which entry of a tuned file serves a call: that of its very M, else the nearest M whose tile suits, or none.
+"""Which entry of a tuned file serves a call: that of its very M, else the nearer one of its two neighbours that suits
+M rows, or none where the default suits them better.
 
 Nearest in log space alone is not enough. A tile that holds all 96 rows for which it won takes twice as long for
 100, because the last four take a second one; up to three times as long as torch.mm was measured
-(`benchmarks/NOTES.md`, section 23). The work model knows such steps, and little else: so it only says which of the
-entries are out of place. Of `gluon` tiles it knows enough to say that all of them are: then the default, whose tiles fit
-any M, was 1.02 times as slow as the best, and they 1.13 (section 34).
+(`benchmarks/NOTES.md`, section 23). The work model knows such steps. What it says of an entry is set right by what tuning
+found: that this one is the best for its own M (section 39).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Callable, NamedTuple
 
-from .config import Config, family_of
+from .config import Config
 from .cost_model import rates_for, time_us
 from .defaults import default_configs
 from .device import DeviceProperties
 from .device_tables import device_kind
-from .tuned_file import MANY_ROWS, TunedConfigs
+from .tuned_file import TunedConfigs
 
-# Around M are the tuned Ms within this factor.
-_AROUND = 4
-# An entry may take this much longer than the best one around, by the model. Its rates were measured for Hopper alone;
-# for other kinds it is only believed where it sees tiles double.
-_TOLERANCE = {"sm_90": 1.05}
-_TOLERANCE_ELSEWHERE = 1.25
-# So many Ms are kept for each file, the latest.
+# By so much the model must find another one faster than the nearest. Its rates were measured for Hopper alone, as the
+# list was that the default is from; for other kinds it is only believed where it sees tiles double, and an entry is
+# better than a default.
+_MARGIN = {"sm_90": 1.01}
+_MARGIN_ELSEWHERE = 1.25
+# Of other Ms within this factor an entry's own says something.
+_NEARBY = 2
+# So many choices are kept for each file, the latest.
 _MAX_KEPT = 1000
+_NOT_ASKED = 0  # no M
 
 
-class _Call(NamedTuple):
-    """A (M, K) @ (K, N) on a device, and what the work model says of it."""
+class _Weight(NamedTuple):
+    """A weight on a device, and what the work model says of it."""
 
-    M: int
     N: int
     K: int
     properties: DeviceProperties
     layout: str
 
-    def times_us(self, configs: Iterable[Config]) -> list[float]:
-        rates = rates_for(self.properties)
-        return [time_us(each, self.M, self.N, self.K, rates, self.layout) for each in configs]
+    def defaults(self, M: int) -> tuple[Config, ...]:
+        return default_configs(M, self.N, self.K, self.properties, self.layout)
 
-    @property
-    def tolerance(self) -> float:
-        """How many times as long is still as good."""
-        return _TOLERANCE.get(device_kind(self.properties) or "", _TOLERANCE_ELSEWHERE)
+    def time_us(self, config: Config, M: int) -> float:
+        return time_us(config, M, self.N, self.K, rates_for(self.properties), self.layout)
+
+    def entry_us(self, config: Config, tuned_m: int, M: int) -> float:
+        """What ``config``, which is the best for ``tuned_m`` rows, takes for ``M``. What would make it slower than the default
+        where it won is too much by the model, and by as much nearby."""
+        needed_us = self.time_us(config, M)
+        if max(M, tuned_m) > _NEARBY * min(M, tuned_m):
+            return needed_us
+        default_us = self.time_us(self.defaults(tuned_m)[0], tuned_m)
+        return needed_us * min(1.0, default_us / self.time_us(config, tuned_m))
 
 
 def entry_for(
@@ -59,60 +66,44 @@ def entry_for(
 ) -> int | None:
     """The M of the entry of ``tuned`` that a (M, K) @ (K, N) on such a device runs with.
 
-    It is the nearest to ``M`` in log space, at a tie the smaller, of those that ``accepts`` takes and that by the
-    work model take little longer for M rows than the best within a factor of 4: 5 % on Hopper, else 25.
-    Returns: None if there is none, if M is outside of them all by more than a factor of `REACH`, or if it would be a `gluon`
-    tile and the default is one that by the model is faster by more than that.
+    It is one of the nearest below and above ``M`` that ``accepts`` takes: the nearer in log space, at a tie the smaller,
+    unless the other one, or on Hopper the default, is faster for M rows by the work model: by more than 1 % on Hopper, else
+    25.
+    Returns: None for the default, or if there is no entry, or if M is outside of them all by more than a factor of `REACH`.
     """
-    if M in tuned and (accepts is None or accepts(tuned[M])):
-        return M
-    call = _Call(M, N, K, properties, layout)
-    other = _nearest_suiting(call, tuned, accepts)
-    if other is None or _gives_way(tuned[other], call, accepts):
-        return None
-    return other
-
-
-def _nearest_suiting(
-    call: _Call, tuned: TunedConfigs, accepts: Callable[[Config], bool] | None
-) -> int | None:
+    neighbours = tuned.neighbours(M, accepts)
+    if not neighbours or neighbours[0] == M:
+        return M if neighbours else None
+    weight = _Weight(N, K, properties, layout)
+    defaults = weight.defaults(M) if device_kind(properties) in _MARGIN else ()
+    contending = next(
+        (i for i, config in enumerate(defaults) if accepts is None or accepts(config)), None
+    )
     # It takes some ten microseconds, and calls that are not kept ask each time. ``tuned`` is of one weight, layout and
     # device.
-    suiting = tuned.suiting.get(call.M)
-    if suiting is None:
-        suiting = tuned.suiting[call.M] = _suiting(call, tuned, list(tuned))
+    question = (M, neighbours, contending)
+    chosen = tuned.chosen.get(question, _NOT_ASKED)
+    if chosen == _NOT_ASKED:
+        default = None if contending is None else defaults[contending]
+        chosen = tuned.chosen[question] = _choose(M, weight, tuned, neighbours, default)
         # A copy, and nothing that must be there: other threads do the same.
-        for oldest in list(tuned.suiting)[:-_MAX_KEPT]:
-            tuned.suiting.pop(oldest, None)
-    for other in suiting:
-        if accepts is None or accepts(tuned[other]):
-            return other
-    # None of them: then what suits of the rest, and at last the nearest, however far its tile is from M.
-    accepted = [other for other, config in tuned.items() if accepts is None or accepts(config)]
-    suiting = _suiting(call, tuned, accepted)
-    return suiting[0] if suiting else tuned.nearest(call.M, accepts)
+        for oldest in list(tuned.chosen)[:-_MAX_KEPT]:
+            tuned.chosen.pop(oldest, None)
+    return chosen
 
 
-def _gives_way(config: Config, call: _Call, accepts: Callable[[Config], bool] | None) -> bool:
-    """Is the default so much better for the call than ``config``, which another M has, that the model can tell?"""
-    if family_of(config) != "gluon":
-        return False
-    default = default_configs(*call)[0]
-    if family_of(default) != "gluon" or not (accepts is None or accepts(default)):
-        return False
-    entry_us, default_us = call.times_us((config, default))
-    return entry_us > default_us * call.tolerance
-
-
-def _suiting(call: _Call, tuned: TunedConfigs, Ms: Sequence[int]) -> tuple[int, ...]:
-    """Those of ``Ms`` within a factor of 4 whose tile suits the call's rows, the nearest first."""
-    M = call.M
-    rows = min(M, MANY_ROWS)
-    around = [
-        other for other in Ms if max(rows, min(other, MANY_ROWS)) <= _AROUND * min(rows, other)
-    ]
-    times_us = call.times_us(tuned[other] for other in around)
-    limit_us = min(times_us, default=0.0) * call.tolerance
-    suiting = [other for other, needed_us in zip(around, times_us) if needed_us <= limit_us]
-    # Ascending before, so that of two as far away the smaller stays the first.
-    return tuple(sorted(suiting, key=lambda other: max(other / M, M / other)))
+def _choose(
+    M: int,
+    weight: _Weight,
+    tuned: TunedConfigs,
+    neighbours: Sequence[int],
+    default: Config | None,
+) -> int | None:
+    times_us = [weight.entry_us(tuned[other], other, M) for other in neighbours]
+    best_us = min(times_us)
+    if default is not None:
+        best_us = min(best_us, weight.time_us(default, M))
+    limit_us = best_us * _MARGIN.get(device_kind(weight.properties) or "", _MARGIN_ELSEWHERE)
+    # The nearer one first.
+    fast = (other for other, needed_us in zip(neighbours, times_us) if needed_us <= limit_us)
+    return next(fast, None)

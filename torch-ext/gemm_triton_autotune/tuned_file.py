@@ -24,7 +24,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable
 
@@ -51,43 +51,46 @@ MANY_ROWS = 8192
 class TunedConfigs(dict[int, Config]):
     """The entries of one tuned file that can run on one device: M -> configuration, ascending.
 
-    Never changed once it is made, so that threads can share it; but for ``suiting``, where `selection` keeps, by M, what
-    follows from the entries.
+    Never changed once it is made, so that threads can share it; but for ``chosen``, where `selection` keeps what follows
+    from the entries.
     """
 
     def __init__(self, path: Path, entries: Mapping[int, Config]) -> None:
         super().__init__(sorted(entries.items()))
         self.path = path
-        self.suiting: dict[int, tuple[int, ...]] = {}
+        self.chosen: dict[tuple, int | None] = {}
         self._Ms = list(self)
-        self._boundaries = _squared_boundaries(self._Ms)
 
-    def nearest(self, M: int, accepts: Callable[[Config], bool] | None = None) -> int | None:
-        """The tuned M nearest to ``M`` in log space, at a tie the smaller, whose entry ``accepts`` takes.
+    def neighbours(
+        self, M: int, accepts: Callable[[Config], bool] | None = None
+    ) -> tuple[int, ...]:
+        """The tuned Ms next to ``M`` whose entries ``accepts`` takes: M itself, else the one below and the one above.
 
-        Returns: None if there is none, or M is outside of them all by more than a factor of `REACH`.
+        Returns: the nearer one in log space first, at a tie the smaller; none if there is none, or if M is outside of all
+        that are accepted by more than a factor of `REACH`.
         """
-        nearest = _nearest(M, self._Ms, self._boundaries)
-        if nearest is None or accepts is None or accepts(self[nearest]):
-            return nearest
-        Ms = [other for other in self._Ms if accepts(self[other])]
-        return _nearest(M, Ms, _squared_boundaries(Ms))
+
+        def is_accepted(other: int) -> bool:
+            return accepts is None or accepts(self[other])
+
+        if M in self and is_accepted(M):
+            return (M,)
+        index = bisect.bisect_left(self._Ms, M)
+        below = next(filter(is_accepted, reversed(self._Ms[:index])), None)
+        above = next(
+            (other for other in self._Ms[index:] if other != M and is_accepted(other)), None
+        )
+        if below is None:
+            return () if above is None or above > M * REACH else (above,)
+        if above is None:
+            return () if min(M, MANY_ROWS) > below * REACH else (below,)
+        # Nearest in log space: below the geometric mean of the two the smaller one, and at it. Squares keep that in
+        # exact integers.
+        return (below, above) if below * above >= M * M else (above, below)
 
     def without(self, config: Mapping[str, Any]) -> TunedConfigs:
         """The same, but for the entries that have this configuration."""
         return TunedConfigs(self.path, {M: entry for M, entry in self.items() if entry != config})
-
-
-def _squared_boundaries(Ms: Sequence[int]) -> list[int]:
-    # Nearest in log space: below the geometric mean of two neighbours the smaller one, and at it.
-    # Squares keep that in exact integers.
-    return [low * high for low, high in zip(Ms, Ms[1:])]
-
-
-def _nearest(M: int, Ms: Sequence[int], boundaries: Sequence[int]) -> int | None:
-    if not Ms or Ms[0] > M * REACH or min(M, MANY_ROWS) > Ms[-1] * REACH:
-        return None
-    return Ms[bisect.bisect_left(boundaries, M * M)]
 
 
 def read_tuned_file(

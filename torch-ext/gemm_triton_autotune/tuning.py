@@ -194,9 +194,9 @@ def get_config(
 ) -> Config:
     """The configuration that a (M, K) @ (K, N) on ``device`` runs with; None is the current device.
 
-    It is an entry of the tuned file that can run on the device and that ``accepts`` takes: that of this very M, or
-    the nearest one in log space whose tile suits M rows (`selection.entry_for`). It is the default if
-    there is none, if M is more than `REACH` times outside of theirs, or if its tile suits M rows better.
+    It is an entry of the tuned file that can run on the device and that ``accepts`` takes: that of this very M, or the
+    nearer one in log space of the two around it that suits M rows (`selection.entry_for`). It is the default if there
+    is none, if M is more than `REACH` times outside of theirs, or if it suits M rows better.
     """
     device = resolve_device(device)
     tuned = _load_tuned_configs(N, K, device, layout)
