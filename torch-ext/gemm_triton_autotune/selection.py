@@ -45,14 +45,18 @@ class _Weight(NamedTuple):
     def time_us(self, config: Config, M: int) -> float:
         return time_us(config, M, self.N, self.K, rates_for(self.properties), self.layout)
 
-    def entry_us(self, config: Config, tuned_m: int, M: int) -> float:
-        """What ``config``, which is the best for ``tuned_m`` rows, takes for ``M``. What would make it slower than the default
-        where it won is too much by the model, and by as much nearby."""
-        needed_us = self.time_us(config, M)
+    def entry_us(self, tuned: TunedConfigs, tuned_m: int, M: int) -> float:
+        """What the entry for ``tuned_m`` rows takes for ``M``. What would make it slower than the default where it won is too
+        much by the model, and by as much nearby."""
+        needed_us = self.time_us(tuned[tuned_m], M)
         if max(M, tuned_m) > _NEARBY * min(M, tuned_m):
             return needed_us
-        default_us = self.time_us(self.defaults(tuned_m)[0], tuned_m)
-        return needed_us * min(1.0, default_us / self.time_us(config, tuned_m))
+        correction = tuned.corrections.get(tuned_m)
+        if correction is None:
+            default_us = self.time_us(self.defaults(tuned_m)[0], tuned_m)
+            correction = min(1.0, default_us / self.time_us(tuned[tuned_m], tuned_m))
+            tuned.corrections[tuned_m] = correction
+        return needed_us * correction
 
 
 def entry_for(
@@ -99,7 +103,7 @@ def _choose(
     neighbours: Sequence[int],
     default: Config | None,
 ) -> int | None:
-    times_us = [weight.entry_us(tuned[other], other, M) for other in neighbours]
+    times_us = [weight.entry_us(tuned, other, M) for other in neighbours]
     best_us = min(times_us)
     if default is not None:
         best_us = min(best_us, weight.time_us(default, M))

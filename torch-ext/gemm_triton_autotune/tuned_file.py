@@ -51,14 +51,15 @@ MANY_ROWS = 8192
 class TunedConfigs(dict[int, Config]):
     """The entries of one tuned file that can run on one device: M -> configuration, ascending.
 
-    Never changed once it is made, so that threads can share it; but for ``chosen``, where `selection` keeps what follows
-    from the entries.
+    Never changed once it is made, so that threads can share it; but for ``chosen`` and ``corrections``, where `selection`
+    keeps what follows from the entries.
     """
 
     def __init__(self, path: Path, entries: Mapping[int, Config]) -> None:
         super().__init__(sorted(entries.items()))
         self.path = path
         self.chosen: dict[tuple, int | None] = {}
+        self.corrections: dict[int, float] = {}
         self._Ms = list(self)
 
     def neighbours(
