@@ -193,6 +193,12 @@ def test_an_entry_gives_way_to_a_default_only_on_hopper_and_if_it_is_faster(fami
     assert entry_for(300, {256: ONE_WAVE}, 5120, 25600, properties=None) == 256
     (default, *_) = gemm_kernel.defaults.default_configs(256, 5120, 25600, HOPPER, "NT")
     assert entry_for(255, {256: default}, 5120, 25600) == 256
+    # Nor to one that the operands do not allow, or to the plain kernel, of which the model thinks too well.
+    assert entry_for(300, {256: ONE_WAVE}, 5120, 25600, accepts=ONE_WAVE.__eq__) == 256
+    slow = make_config("swap", 16, 64, 64, 4, 2)
+    (default, *_) = gemm_kernel.defaults.default_configs(300, 4095, 4093, HOPPER, "NT")
+    assert gemm_kernel.config.family_of(default) == "tiled"
+    assert entry_for(300, {256: slow}, 4095, 4093) == 256
 
 
 @pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Callable, NamedTuple
 
-from .config import Config
+from .config import DEFAULT_KERNEL, Config, family_of
 from .cost_model import rates_for, time_us
 from .defaults import default_configs
 from .device import DeviceProperties
@@ -21,7 +21,7 @@ from .tuned_file import TunedConfigs
 
 # By so much the model must find another one faster than the nearest. Its rates were measured for Hopper alone, as the
 # list was that the default is from; for other kinds it is only believed where it sees tiles double, and an entry is
-# better than a default.
+# better than a default. So it is than the plain kernel, of which the model thinks too well.
 _MARGIN = {"sm_90": 1.01}
 _MARGIN_ELSEWHERE = 1.25
 # Of other Ms within this factor an entry's own says something.
@@ -39,8 +39,15 @@ class _Weight(NamedTuple):
     properties: DeviceProperties
     layout: str
 
-    def defaults(self, M: int) -> tuple[Config, ...]:
-        return default_configs(M, self.N, self.K, self.properties, self.layout)
+    def default(self, M: int) -> Config:
+        return default_configs(M, self.N, self.K, self.properties, self.layout)[0]
+
+    def rival(self, M: int) -> Config | None:
+        """The default, if the model can compare it with an entry."""
+        if device_kind(self.properties) not in _MARGIN:
+            return None
+        default = self.default(M)
+        return None if family_of(default) == DEFAULT_KERNEL else default
 
     def time_us(self, config: Config, M: int) -> float:
         return time_us(config, M, self.N, self.K, rates_for(self.properties), self.layout)
@@ -53,7 +60,7 @@ class _Weight(NamedTuple):
             return needed_us
         correction = tuned.corrections.get(tuned_m)
         if correction is None:
-            default_us = self.time_us(self.defaults(tuned_m)[0], tuned_m)
+            default_us = self.time_us(self.default(tuned_m), tuned_m)
             correction = min(1.0, default_us / self.time_us(tuned[tuned_m], tuned_m))
             tuned.corrections[tuned_m] = correction
         return needed_us * correction
@@ -79,16 +86,14 @@ def entry_for(
     if not neighbours or neighbours[0] == M:
         return M if neighbours else None
     weight = _Weight(N, K, properties, layout)
-    defaults = weight.defaults(M) if device_kind(properties) in _MARGIN else ()
-    contending = next(
-        (i for i, config in enumerate(defaults) if accepts is None or accepts(config)), None
-    )
+    default = weight.rival(M)
+    if default is not None and not (accepts is None or accepts(default)):
+        default = None
     # It takes some ten microseconds, and calls that are not kept ask each time. ``tuned`` is of one weight, layout and
     # device.
-    question = (M, neighbours, contending)
+    question = (M, neighbours, default is None)
     chosen = tuned.chosen.get(question, _NOT_ASKED)
     if chosen == _NOT_ASKED:
-        default = None if contending is None else defaults[contending]
         chosen = tuned.chosen[question] = _choose(M, weight, tuned, neighbours, default)
         # A copy, and nothing that must be there: other threads do the same.
         for oldest in list(tuned.chosen)[:-_MAX_KEPT]:
