@@ -58,7 +58,7 @@ def test_a_gluon_candidate_is_the_narrowest_with_its_rows_and_waves(families, sh
         return -(-(-(-M // block_m) * -(-N // block_n)) // multiprocessors)
 
     # The first is the default, which may be from a list.
-    found = gemm_kernel.tuning.candidate_configs(M, N, K, HOPPER, layout)[1:]
+    default, *found = gemm_kernel.tuning.candidate_configs(M, N, K, HOPPER, layout)
     found = [config for config in found if config.get("kernel") == "gluon"]
     sizes = [
         (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]) for config in found if "SWAP" not in config
@@ -83,7 +83,9 @@ def test_a_gluon_candidate_is_the_narrowest_with_its_rows_and_waves(families, sh
                 waves(other, block_n) > waves(block_m, block_n) for other in narrower
             )
             assert is_narrowest or all(-(-M // other) > -(-M // block_m) for other in narrower)
-    # Not one tile for all: where rows differ, or waves.
+    # Not one width for all: where rows differ, or waves.
+    plain = [config for config in (default, *found) if "SWAP" not in config]
+    assert len({config["BLOCK_SIZE_M"] for config in plain}) > 1
     assert len({gluon.tile_size(config) for config in found}) > 3
 
 

@@ -40,7 +40,7 @@ _ANY = 1 << 62
 _ONE_WAVE = (0, 1)
 
 # So many times as long the best tile of the list must take by the model, or no other one is worth its compile; and rows
-# from which on `gluon` is that good (`benchmarks/NOTES.md`, section 39).
+# above which `gluon` is that good (`benchmarks/NOTES.md`, section 39).
 _WORTH_A_COMPILE = 1.03
 _ANY_TILE_ABOVE = 64
 
@@ -244,10 +244,10 @@ def _default_configs(
         if family not in best or rank < best[family][0]:
             best[family] = rank, config
     if "gluon" in best and M > _ANY_TILE_ABOVE:
-        listed_us = min(rank for rank, _ in best.values())[1]
-        any_tile = _best_gluon(M, N, K, properties, layout, rates)
-        if any_tile[0][1] * _WORTH_A_COMPILE < listed_us:
-            best["gluon"] = any_tile
+        _, listed_us, _ = min(rank for rank, _ in best.values())
+        rank, config = _best_gluon(M, N, K, properties, layout, rates)
+        if rank[1] * _WORTH_A_COMPILE < listed_us:
+            best["gluon"] = rank, config
     ranked = sorted(best.values(), key=lambda one: one[0])
     found = [_started_well(config, M, N, K, rates.multiprocessors) for _, config in ranked]
     conservative = conservative_config(M)
@@ -257,12 +257,10 @@ def _default_configs(
 def _best_gluon(
     M: int, N: int, K: int, properties: DeviceProperties | None, layout: str, rates: Rates
 ) -> tuple[tuple[int, float, float], Config]:
-    """Of all tiles of `gluon`, and its rank."""
-    ranked = (
-        (_rank(config, M, N, K, rates, layout), config)
-        for tile, swap in narrowest_tiles(M, N, rates.multiprocessors, layout)
-        for config in (_gluon(*tile, layout, properties, swap),)
-    )
+    """The best of all tiles of `gluon`, and before it its rank."""
+    tiles = narrowest_tiles(M, N, rates.multiprocessors, layout)
+    configs = (_gluon(*tile, layout, properties, swap) for tile, swap in tiles)
+    ranked = ((_rank(config, M, N, K, rates, layout), config) for config in configs)
     return min(ranked, key=lambda one: one[0])
 
 

@@ -76,11 +76,10 @@ class TunedConfigs(dict[int, Config]):
 
         if M in self and is_accepted(M):
             return (M,)
-        index = bisect.bisect_left(self._Ms, M)
-        below = next(filter(is_accepted, reversed(self._Ms[:index])), None)
-        above = next(
-            (other for other in self._Ms[index:] if other != M and is_accepted(other)), None
-        )
+        lower = self._Ms[: bisect.bisect_left(self._Ms, M)]
+        higher = self._Ms[bisect.bisect_right(self._Ms, M) :]
+        below = next(filter(is_accepted, reversed(lower)), None)
+        above = next(filter(is_accepted, higher), None)
         if below is None:
             return () if above is None or above > M * REACH else (above,)
         if above is None:
