@@ -312,7 +312,7 @@ def test_k9_an_entry_that_fails_in_all_threads_fails_no_call(
 
 def test_k9_clearing_and_tuning_meanwhile_fails_no_call(device, tuned_dir, thread_safe_kernels):
     b = half(K, N, device=device)
-    path = write(tuned_dir, {"16": entry(2)}, N, K, device=device)
+    path = write(tuned_dir, {"16": entry(2), "64": entry(2)}, N, K, device=device)
     done = threading.Event()
 
     def work(index):
@@ -329,8 +329,10 @@ def test_k9_clearing_and_tuning_meanwhile_fails_no_call(device, tuned_dir, threa
             for M in (1, 16, 64):
                 a = half(M, K, device=device)
                 assert_product(gemm_kernel.gemm(a, b), a, b)
-                assert tuning.get_config(M, N, K, device)["num_stages"] in (2, 3)
                 gemm_kernel.explain(M, N, K, device)
+                config = tuning.get_config(M, N, K, device)
+                # Of an M without an entry the default is chosen where it is faster, as on an H200.
+                assert M == 1 or config in (entry(2), entry(3))
 
     assert in_threads(work, count=6) == []
 
