@@ -1,7 +1,7 @@
 """Tune the GEMM for weight shapes on this machine's GPU and write their files into the source tree.
 
     LOCAL_KERNELS=kernels-test/gemm-triton-autotune=$PWD python tune.py --n 4096 --k 4096
-    LOCAL_KERNELS=... torchrun --nproc-per-node 8 -- tune.py --model meta-llama/Llama-3.1-8B --tp 1 8
+    LOCAL_KERNELS=... python -m torch.distributed.run --nproc-per-node 8 -- tune.py --model meta-llama/Llama-3.1-8B --tp 1 8
 
 `LOCAL_KERNELS` decides which copy of the kernel is tuned. Each M is saved as soon as it is measured, and
 a second run leaves out what was measured alike before.

@@ -24,23 +24,29 @@ def headline(kept: Mapping[str, Mapping[str, Any]]) -> str:
     )
     lines = [
         f"**{ratio:.3f} times as fast as `torch.mm`** (cuBLAS, default settings) in geometric mean ({by_layout}), "
-        f"over {len(rows)} points: the {weights} weights of `benchmarks/compare.py` at "
-        f"{len({row['M'] for row in rows})} values of M. {conditions(environment)}. "
+        f"over {len(rows)} points: {weights} weights that files ship for, at {len({row['M'] for row in rows})} values of M that "
+        "these have, with b as the transpose of an (N, K) weight as in `nn.Linear` (NT) and as a row-major matrix (NN). Ratios are "
+        f"torch.mm's time over ours: above 1 we are faster. {conditions(environment)}. "
         f"{environment['protocol']}; each result is checked before it is timed.",
     ]
-    if default:
-        lines[0] += f" Without a file, with the default: {tables.mean(default):.3f}."
+    slower = f"it is slower at all at {sum(row['ratio'] < 1 for row in rows)} of {len(rows)} points"
     if lost:
         points = "; ".join(
             f"{tables.shape(row)} {row['layout']} at {row['ratio']:.3f}" for row in lost[:3]
         )
         lines.append(
-            f"**Where it loses:** slower than `torch.mm` by more than 3 % at {len(lost)} of {len(rows)} points. "
+            f"**Where it loses:** slower than `torch.mm` by more than 3 % at {len(lost)} points; {slower}. "
             f"The slowest, as M x N x K: {points}."
         )
     else:
         lines.append(
-            f"No point is slower than `torch.mm` by more than 3 %; the slowest is at {min(row['ratio'] for row in rows):.3f}."
+            "**Where it loses:** nowhere is it slower than `torch.mm` by more than 3 % (the slowest point is at "
+            f"{min(row['ratio'] for row in rows):.3f}); {slower}."
+        )
+    if default:
+        lines[-1] += (
+            f" Without a file, with the default, the mean is {tables.mean(default):.3f}, and "
+            f"{sum(ratio < tables.LEAST_RATIO for ratio in default)} points are slower by more than 3 %, the slowest at {min(default):.3f}."
         )
     lines.append(tables.band_table(rows))
     lines.append(
@@ -91,8 +97,8 @@ def _unseen_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
     upstream = [1 / row["multiples"]["upstream-default"] for row in rows]
     return (
         f"On {weights} weights that no file ships for, a call without one reaches {tables.mean(reached):.3f} of the "
-        f"speed that tuning finds, at worst {min(reached):.3f} ({len(rows)} points); the upstream example's default "
-        f"reaches {tables.mean(upstream):.3f}."
+        f"speed that tuning finds, at worst {min(reached):.3f} ({len(rows)} points); the default of the example that this format "
+        f"comes from reaches {tables.mean(upstream):.3f}."
     )
 
 
@@ -103,26 +109,32 @@ def _models_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
     ratios = [row["ratio"] for row in rows]
     names = ", ".join(dict.fromkeys(row["model"] for row in rows))
     return (
-        f"Whole models, every `nn.Linear` replaced ({names}; decode and prefill, eager and CUDA graphs): "
-        f"{min(ratios):.3f} to {max(ratios):.3f} times as fast as the original."
+        f"Models, cut to {kept['models']['environment']['layers']} layers of their real width, every `nn.Linear` replaced, weights "
+        f"that no file ships for tuned before ({names}; decode and prefill, eager and CUDA graphs): {min(ratios):.3f} to "
+        f"{max(ratios):.3f} times as fast as the original."
     )
 
 
 def _cpu_line(results: Mapping[str, Any]) -> str:
     if not results["cpu"]:
         return ""
-    ours = [f"{row['family']} {row['gemm']:.1f}" for row in results["cpu"]]
+    ours = [
+        f"{row['family']} {row['gemm']:.1f}".replace(", split", " with split K")
+        for row in results["cpu"]
+    ]
     theirs = [row["a @ b"] for row in results["cpu"]]
-    return f"CPU time of an eager call, µs: {', '.join(ours)}; `a @ b` beside them {min(theirs):.1f} to {max(theirs):.1f}."
+    return f"CPU time of an eager call, µs, by the kernel it launches: {', '.join(ours)}; `a @ b` beside them {min(theirs):.1f} to {max(theirs):.1f}."
 
 
 def _between_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
-    losses = tables.between_losses(_rows(kept, "between"))
+    rows = [row for row in _rows(kept, "between") if tables.tuned_here(row)]
+    losses, ratios = tables.between_losses(rows), [row["ratio"] for row in tables.has_ratio(rows)]
     if not losses:
         return ""
     return (
-        f"At values of M that no file has, a call takes {tables.mean(losses):.3f} times as long as with a "
-        f"configuration tuned for that M, at worst {max(losses):.3f} ({len(losses)} points)."
+        f"At values of M that no file has ({len(losses)} points): {tables.mean(ratios):.3f} times as fast as `torch.mm`, the slowest "
+        f"at {min(ratios):.3f}; a call takes {tables.mean(losses):.3f} times as long as with a configuration tuned for that M, at "
+        f"worst {max(losses):.3f}."
     )
 
 
@@ -130,8 +142,12 @@ def _latency_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
     if "latency" not in kept:
         return ""
     timed = [row for row in kept["latency"]["rows"] if "missing" not in row]
-    return f"First result of a new process, ms: {'; '.join(_first_result(row) for row in timed)}."
+    return (
+        "First result of a new process, after the imports, with filled caches (and with empty ones, where it compiles and "
+        f"measures), ms: {'; '.join(_first_result(row) for row in timed)}."
+    )
 
 
 def _first_result(row: Row) -> str:
-    return f"{row['case']} {row['first_ms']:.0f}"
+    cold = f" ({row['cold_ms']:.0f})" if row["cold_ms"] is not None else ""
+    return f"{row['case']} {row['first_ms']:.0f}{cold}"

@@ -152,7 +152,7 @@ def _unseen(results: Mapping[str, Any]) -> list[str]:
 def _models(results: Mapping[str, Any]) -> list[str]:
     environment = results["environment"]
     return [
-        *_head("Whole models", environment),
+        *_head(f"Models, cut to {environment['layers']} layers", environment),
         f"Every `nn.Linear` replaced through `kernels.kernelize`; {environment['layers']} layers of each model at its "
         f"real width, transformers {environment['transformers']}; {environment['protocol']}. For the weights "
         "that no file ships for, `python tune.py --shapes FILE --layout nt --m 1 8 64 2048 --save-dir models-tuned/configs` "
@@ -167,7 +167,8 @@ def _between(results: Mapping[str, Any]) -> list[str]:
     rows = results["rows"]
     return [
         *_head("Values of M that no file has", results["environment"]),
-        "What it costs that an M has no entry: gemm's time over that of a configuration tuned for this very M.",
+        "What it costs that an M has no entry: gemm's time over that of a configuration tuned for this very M. At none of "
+        "these points the rule was made (`benchmarks/NOTES.md`, section 40).",
         tables.between_bands(rows),
         tables.between_points(rows),
         *_missing(rows),

@@ -268,7 +268,7 @@ def model_errors(models: Mapping[str, Mapping[str, Any]]) -> str:
         + (", ".join(one["untuned"]) or "none",)
         for name, one in models.items()
     ]
-    headers = ("model", "logits: error of the original", "of ours", "weight shapes without a file")
+    headers = ("model", "logits: error of the original", "of ours", "weights still without a file")
     return markdown(table, headers)
 
 
@@ -303,10 +303,18 @@ def between_bands(rows: Sequence[Row]) -> str:
         table.append(
             (layout, name, len(losses), f"{mean(losses):.3f}", f"{max(losses):.3f}")
             + (f"{mean(default):.3f}" if default else "",)
+            + _ratio_cells(has_ratio(band))
         )
     return markdown(
-        table, ("layout", "M", "points", "gemm / tuned here", "worst", "default / tuned here")
+        table,
+        ("layout", "M", "points", "gemm / tuned here", "worst", "default / tuned here")
+        + ("torch / gemm", "worst"),
     )
+
+
+def _ratio_cells(rows: Sequence[Row]) -> tuple[str, str]:
+    ratios = [row["ratio"] for row in rows]
+    return (f"{mean(ratios):.3f}", f"{min(ratios):.3f}") if ratios else ("", "")
 
 
 def between_points(rows: Iterable[Row]) -> str:

@@ -29,10 +29,11 @@ gemm_kernel = kernels.get_kernel("kernels-test/gemm-triton-autotune", version=1)
 _HEAD = """\
 # Where each tuned file comes from
 
-Made by `python -m tools.configs_readme --write` from the files of the same names in `measurements/`; not to be edited. A
-file is named `N=…,K=…,device_name=….json`, with `,layout=NT` for weights that are passed as the transpose of an (N, K)
+Made by `python -m tools.configs_readme --write` from the files of the same names in `measurements/`; not to be edited. Each
+file is what `python tune.py --n N --k K` makes on that GPU. A file is named `N=…,K=…,device_name=….json`, with `,layout=NT` for weights that are passed as the transpose of an (N, K)
 matrix; its format is described in `tuned_file.py`. The two ratios are geometric means over the measured M, above 1
-where tuned is faster. What was tried, and what came out, is in `benchmarks/NOTES.md`."""
+where tuned is faster; their times are the tuner's own, and `benchmarks/RESULTS.md` has a comparison of its own. "M" counts
+the entries, "measured" those whose measurement is kept; "under" is the number of the conditions above the table. What was tried, and what came out, is in `benchmarks/NOTES.md`."""
 _HEADERS = ("file", "M", "measured", "default / tuned", "torch.mm / tuned", "dtype", "under")
 
 
