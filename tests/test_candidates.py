@@ -147,3 +147,11 @@ def test_warps_are_counted_in_threads(name, most):
     if most < 32:
         problem = config_problem({**config, "num_warps": 2 * most}, DEVICES[name])
         assert f"at most {most}" in problem
+
+
+def test_a_changed_candidate_changes_no_call():
+    default = gemm_kernel.defaults.default_configs(64, 4096, 4096)[0]
+    before = dict(default)
+    for config in gemm_kernel.candidates.candidate_configs(64, 4096, 4096):
+        config["BLOCK_SIZE_K"] = 48
+    assert gemm_kernel.defaults.default_configs(64, 4096, 4096)[0] == default == before

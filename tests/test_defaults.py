@@ -362,6 +362,27 @@ def test_what_a_capture_forbids_gives_up_no_configuration(
     assert not tuning._failed_defaults
 
 
+def test_an_entry_that_is_the_default_is_tried_once(two_defaults, device, tuned_dir, monkeypatch):
+    # Most entries are: else the next call would compile it in vain again.
+    better, last = two_defaults
+    write(tuned_dir, {"40": better}, n=48, k=64)
+    tried = []
+    launch = gemm_kernel.kernels.launch_gemm_kernel
+
+    def spy(a, b, out, config):
+        tried.append(config)
+        if config == better:
+            raise RuntimeError("PassManager::run failed")
+        return launch(a, b, out, config)
+
+    monkeypatch.setattr(gemm_kernel.kernels, "launch_gemm_kernel", spy)
+    a = torch.randn(40, 64, dtype=torch.float16, device=device)
+    b = torch.randn(64, 48, dtype=torch.float16, device=device)
+    for _ in range(3):
+        assert_product(gemm_kernel.gemm(a, b), a, b)
+    assert tried == [better, last, last, last]
+
+
 def test_an_entry_that_is_the_last_default_gives_way_as_any_other(
     two_defaults, device, tuned_dir, monkeypatch
 ):

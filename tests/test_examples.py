@@ -25,6 +25,7 @@ def run(monkeypatch, capsys, nn_linear):
 
     def run_script(script, *arguments):
         monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        monkeypatch.syspath_prepend(ROOT / Path(script).parent)
         module = runpy.run_path(str(ROOT / script))
         assert module.get("main", int)() == 0
         return capsys.readouterr().out

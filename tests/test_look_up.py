@@ -165,8 +165,7 @@ ONE_WAVE = make_config("gluon", 64, 160, 64, 4, 6)
 @pytest.fixture
 def on_hopper(tuned_dir, monkeypatch):
     """The device, looked up for as an H200."""
-    for module in (tuning, gemm_kernel.explanation, gemm_kernel.warm_up):
-        monkeypatch.setattr(module, "device_properties", lambda device: HOPPER)
+    monkeypatch.setattr(tuning, "device_properties", lambda device: HOPPER)
     return torch.device("cpu")
 
 
@@ -205,9 +204,8 @@ def test_an_entry_gives_way_to_a_default_only_on_hopper_and_if_it_is_faster(fami
 def test_warmup_knows_which_rows_get_the_default_beside_a_file(families, on_hopper, tuned_dir):
     n, k = 5120, 25600
     write(tuned_dir, {"256": ONE_WAVE}, n, k, "NT", on_hopper)
-    tuned = tuning._load_tuned_configs(n, k, on_hopper, "NT")
-    rows = gemm_kernel.warm_up._rows_of_each_default(n, k, on_hopper, "NT", tuned)
-    warmed = [ONE_WAVE, *(tuning.get_config(M, n, k, on_hopper, "NT") for M in rows)]
+    rows = gemm_kernel.warm_up._rows_of_each(n, k, on_hopper, "NT")
+    warmed = [*(tuning.get_config(M, n, k, on_hopper, "NT") for M in rows)]
     assert all(tuning.get_config(M, n, k, on_hopper, "NT") in warmed for M in range(1, 8193, 7))
     assert 5 < len(rows) < 60
 
@@ -594,6 +592,56 @@ def test_warmup_compiles_what_rows_get_that_their_entry_is_not_for(device, tuned
     write(tuned_dir, {"1": one_row, "16": one_row}, k=512, layout="NT")
     launched = gemm_kernel.warmup(N, 512, device, layout="NT", dtype=torch.float16)
     assert launched[:2] == [one_row, tuning.default_config(16, N, 512, device, "NT")]
+
+
+ONE_ROW = make_config("gemv", 1, 2, 512, 4, 1)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"1": ONE_ROW, "24": entry(2), "48": entry(3)},
+        {"1": ONE_ROW},
+        {"4": ONE_ROW, "24": entry(2)},
+    ],
+    ids=["beside others", "alone", "of too many rows"],
+)
+def test_what_is_said_and_compiled_before_calls_is_what_they_launch(
+    device, tuned_dir, monkeypatch, entries
+):
+    # gemv takes one row alone: of the rows beside it another entry or the default serves.
+    n, k = 96, 512
+    write(tuned_dir, entries, n, k, "NT")
+    launched = []
+    launch = gemm_kernel.kernels.launch_gemm_kernel
+
+    def spy(a, b, out, config):
+        launched.append(config)
+        return launch(a, b, out, config)
+
+    monkeypatch.setattr(gemm_kernel.kernels, "launch_gemm_kernel", spy)
+    warmed = gemm_kernel.warmup(n, k, device, "NT", torch.float16)
+    b = torch.randn(n, k, dtype=torch.float16, device=device).t()
+    for M in (*range(1, 20), 24, 33, 48, 65):
+        launched.clear()
+        gemm_kernel.gemm(torch.randn(M, k, dtype=torch.float16, device=device), b)
+        assert launched == [tuning.get_config(M, n, k, device, "NT")], M
+        assert f": {launched[0]}, " in gemm_kernel.explain(M, n, k, device, "NT")
+        assert launched[0] in warmed
+
+
+@pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
+def test_an_entry_is_compared_with_the_default_that_can_be_launched(families, on_hopper, tuned_dir):
+    n, k = 5120, 25600
+    write(tuned_dir, {"256": ONE_WAVE}, n, k, "NT", on_hopper)
+    default = tuning.get_config(300, n, k, on_hopper, "NT")
+    assert default == tuning.default_config(300, n, k, on_hopper, "NT") != ONE_WAVE
+    tuning._reject(default, RuntimeError("why"), n, k, on_hopper, "NT", is_default=True)
+    # The next one, of `tma`, is slower than the entry by the model.
+    following = tuning.default_config(300, n, k, on_hopper, "NT")
+    assert following["kernel"] == "tma"
+    assert tuning.get_config(300, n, k, on_hopper, "NT") == ONE_WAVE
+    assert "entry M=256" in gemm_kernel.explain(300, n, k, on_hopper, "NT")
 
 
 def test_the_shipped_file_is_found_in_the_package(monkeypatch):

@@ -90,7 +90,8 @@ def candidate_configs(
     """
     found = []
     if None not in (M, N, K):
-        found.append(default_configs(M, N, K, properties, layout or "NN")[0])
+        # A copy: the default is what calls get.
+        found.append(dict(default_configs(M, N, K, properties, layout or "NN")[0]))
     for plain in _all(M, N, K, properties, layout):
         # As the default is: what an early launch brings each of them must not decide between them.
         config = launched_early(plain, properties)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,9 +10,8 @@ import torch
 from . import tuning
 from .arguments import check_problem
 from .config import Config
-from .device import device_name, device_properties, resolve_device
+from .device import device_name, resolve_device
 from .measurements import measurements_dir, read_measurements
-from .selection import entry_for
 from .tuned_file import REACH, TunedConfigs
 
 
@@ -25,12 +25,10 @@ def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: 
     """
     device = resolve_device(device)
     check_problem([M], N, K, layout)
-    tuned = tuning._load_tuned_configs(N, K, device, layout)
-    properties = device_properties(device)
-    entry_m = None if tuned is None else entry_for(M, N, K, tuned, properties, layout)
-    if entry_m is not None:
-        config = tuned[entry_m]
-        nearest = tuned.neighbours(M)[0]
+    tuned, entry_m = tuning.chosen_entry(M, N, K, device, layout)
+    neighbours = tuned.neighbours(M, tuning.takes_contiguous(M, N, K, layout)) if tuned else ()
+    if tuned is not None and entry_m is not None:
+        config, nearest = tuned[entry_m], neighbours[0]
         which = "this very M" if entry_m == M else "the nearest in log space"
         if entry_m != nearest:
             which = f"by the work model faster for so many rows than the nearest, M={nearest},"
@@ -40,7 +38,7 @@ def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: 
         )
     else:
         config = tuning.default_config(M, N, K, device, layout)
-        why = f"the default, because {_why_default(M, N, K, device, layout, tuned)}"
+        why = f"the default, because {_why_default(M, N, K, device, layout, tuned, neighbours)}"
     problem = f"(M={M}, K={K}) @ (K={K}, N={N}), {layout}, on {device_name(device)}"
     return tuning.printable(f"{problem}: {config}, {why}.")
 
@@ -57,12 +55,19 @@ def _times_in_words(path: Path, M: int, config: Config) -> str:
 
 
 def _why_default(
-    M: int, N: int, K: int, device: torch.device, layout: str, tuned: TunedConfigs | None
+    M: int,
+    N: int,
+    K: int,
+    device: torch.device,
+    layout: str,
+    tuned: TunedConfigs | None,
+    neighbours: Sequence[int],
 ) -> str:
-    neighbours = tuned.neighbours(M) if tuned else ()
     if neighbours:
         names = " and ".join(f"M={other}" for other in neighbours)
         return f"by the work model it is faster for so many rows than what {tuned.path} has for {names}"
+    if tuned and tuned.neighbours(M):
+        return f"what {tuned.path} has near M={M} does not take such operands"
     if tuned:
         return (
             f"M is more than {REACH} times outside M={min(tuned)} to {max(tuned)} of {tuned.path}"

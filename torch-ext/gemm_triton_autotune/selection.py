@@ -42,13 +42,19 @@ class _Weight(NamedTuple):
     def default(self, M: int) -> Config:
         return default_configs(M, self.N, self.K, self.properties, self.layout)[0]
 
-    def rival(self, M: int, accepts: Callable[[Config], bool] | None) -> Config | None:
-        """The default, if ``accepts`` takes it and the model can compare it with an entry."""
+    def rival(
+        self, M: int, accepts: Callable[[Config], bool] | None
+    ) -> tuple[int, Config] | tuple[None, None]:
+        """The default that a call would get, the first that ``accepts`` takes, and its rank; if the model can compare it with
+        an entry."""
         if device_kind(self.properties) not in _MARGIN:
-            return None
-        default = self.default(M)
-        is_comparable = family_of(default) != DEFAULT_KERNEL
-        return default if is_comparable and (accepts is None or accepts(default)) else None
+            return None, None
+        for rank, default in enumerate(default_configs(M, *self)):
+            if family_of(default) == DEFAULT_KERNEL:
+                break
+            if accepts is None or accepts(default):
+                return rank, default
+        return None, None
 
     def time_us(self, config: Config, M: int) -> float:
         return time_us(config, M, self.N, self.K, rates_for(self.properties), self.layout)
@@ -87,10 +93,10 @@ def entry_for(
     if not neighbours or neighbours[0] == M:
         return M if neighbours else None
     weight = _Weight(N, K, properties, layout)
-    default = weight.rival(M, accepts)
+    rank, default = weight.rival(M, accepts)
     # It takes some ten microseconds, and calls that are not kept ask each time. ``tuned`` is of one weight, layout and
     # device.
-    question = (M, neighbours, default is None)
+    question = (M, neighbours, rank)
     chosen = tuned.chosen.get(question, _NOT_ASKED)
     if chosen == _NOT_ASKED:
         chosen = tuned.chosen[question] = _choose(M, weight, tuned, neighbours, default)

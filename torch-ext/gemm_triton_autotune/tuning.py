@@ -197,15 +197,41 @@ def get_config(
     It is an entry of the tuned file that can run on the device and that ``accepts`` takes: that of this very M, or the
     nearer one in log space of the two around it that suits M rows (`selection.entry_for`). It is the default if there
     is none, if M is more than `REACH` times outside of theirs, or if it suits M rows better.
+
+    accepts: by default, what multiplies operands without gaps.
     """
     device = resolve_device(device)
-    tuned = _load_tuned_configs(N, K, device, layout)
-    if tuned is not None:
-        entry_m = entry_for(M, N, K, tuned, device_properties(device), layout, accepts)
+    tuned, entry_m = chosen_entry(M, N, K, device, layout, accepts)
+    if tuned is not None and entry_m is not None:
         # A copy: the entry is what every later call gets.
-        if entry_m is not None:
-            return dict(tuned[entry_m])
+        return dict(tuned[entry_m])
     return _default(M, N, K, device, layout, accepts)
+
+
+def chosen_entry(
+    M: int,
+    N: int,
+    K: int,
+    device: torch.device,
+    layout: str,
+    accepts: Callable[[Config], bool] | None = None,
+) -> tuple[TunedConfigs | None, int | None]:
+    """The entries of the tuned file for these operands, and the M of the one that a call gets, None for the default."""
+    tuned = _load_tuned_configs(N, K, device, layout)
+    if tuned is None:
+        return None, None
+    accepts = _without_failed(device, accepts or takes_contiguous(M, N, K, layout))
+    return tuned, entry_for(M, N, K, tuned, device_properties(device), layout, accepts)
+
+
+def takes_contiguous(M: int, N: int, K: int, layout: str) -> Callable[[Config], bool]:
+    """Whether a configuration multiplies such operands without gaps: what is asked where there are none yet."""
+    a, b, out = (
+        torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        for shape in ((M, K), (N, K) if layout == "NT" else (K, N), (M, N))
+    )
+    b = b.t() if layout == "NT" else b
+    return lambda config: kernels.operand_problem(config, a, b, out) is None
 
 
 def default_config(
@@ -217,6 +243,15 @@ def default_config(
 
 # Defaults that failed to launch where another one did, with the device.
 _failed_defaults: list[tuple[torch.device, Config]] = []
+
+
+def _without_failed(
+    device: torch.device, accepts: Callable[[Config], bool]
+) -> Callable[[Config], bool]:
+    """``accepts``, but for the defaults that failed: an entry is not to be compared with one of those."""
+    if not _failed_defaults:
+        return accepts
+    return lambda config: (device, config) not in _failed_defaults and accepts(config)
 
 
 def _default(
@@ -298,12 +333,15 @@ def _reject(
     What is in range may yet need more than the device has, which only compiling shows.
     """
     dropped = _load_tuned_configs.discard(config, N, K, device, layout)
+    is_new = is_default and (device, config) not in _failed_defaults
+    if is_new:
+        # Of an entry, too, which most are the default of their M: else the next call would compile it in vain again.
+        _failed_defaults.append((device, config))
     if dropped is not None:
         path, Ms = dropped
         what = f"Tuned GEMM file {path}: the entry for M={', '.join(map(str, Ms))}"
-    elif is_default and (device, config) not in _failed_defaults:
+    elif is_new:
         what = f"The default GEMM configuration {config}"
-        _failed_defaults.append((device, config))
     else:
         return  # another thread has met it before
     forget_call_plans()

@@ -7,23 +7,17 @@ import torch
 from . import kernels, measure, tuning
 from .arguments import check_device, check_dtype, check_problem
 from .config import Config
-from .device import device_properties, resolve_device
-from .selection import entry_for
-from .tuned_file import TunedConfigs
+from .device import resolve_device
 
-# The most rows that a warm-up runs, and looks for defaults.
+# The most rows that a warm-up runs, and looks configurations up for.
 _WARMED_ROWS = 8192
 
 
-def _rows_of_each_default(
-    N: int, K: int, device: torch.device, layout: str, tuned: TunedConfigs | dict
-) -> list[int]:
-    """For each default that calls can get beside ``tuned``, the fewest rows that do."""
-    properties = device_properties(device)
+def _rows_of_each(N: int, K: int, device: torch.device, layout: str) -> list[int]:
+    """For each configuration that calls can get, the fewest rows that do."""
     first: dict[str, int] = {}
     for M in range(1, _WARMED_ROWS + 1):
-        if not tuned or entry_for(M, N, K, tuned, properties, layout) is None:
-            first.setdefault(str(tuning.default_config(M, N, K, device, layout)), M)
+        first.setdefault(str(tuning.get_config(M, N, K, device, layout)), M)
     return list(first.values())
 
 
@@ -53,7 +47,7 @@ def warmup(
     b = measure.make_weight(N, K, dtype, layout, device)
     bias_row = torch.zeros(N, dtype=dtype, device=device) if bias else None
     tuned = tuning._load_tuned_configs(N, K, device, layout) or {}
-    Ms = {*tuned, *_rows_of_each_default(N, K, device, layout, tuned)}
+    Ms = {*_rows_of_each(N, K, device, layout), *(M for M in tuned if M > _WARMED_ROWS)}
     launched: list[Config] = []
     for M in sorted(Ms):
         # A file may have any M; more rows than these are only more tiles of the same kernel.
