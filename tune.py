@@ -227,6 +227,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--{option} is for what is measured; drop it or --list and --check")
         if not path.absolute().parent.is_dir():
             raise ValueError(f"--{option} expects a file in a folder that exists, got {path}")
+        if path.is_dir():
+            raise ValueError(f"--{option} expects a file, got the folder {path}")
     if arguments.plot is not None:
         report.check_plot(arguments.plot)
 

@@ -48,7 +48,9 @@ def test_ratios_are_geometric_means_over_the_measured_m(tmp_path):
     found = {1: measured(CONFIG, 10, 20, 5), 16: measured(CONFIG, 10, 80, 20, "2001-02-04")}
     # what a later run, or a hand, replaced was not measured
     found[64] = measured(OTHER, 10, 10, 10)
-    text = readme(tmp_path, {NAME: dict.fromkeys(("1", "16", "64"), CONFIG)}, found)
+    # A note is no entry.
+    entries = {"triton_version": "3.x", **dict.fromkeys(("1", "16", "64"), CONFIG)}
+    text = readme(tmp_path, {NAME: entries}, found)
     assert cells(text, NAME) == ["3", "2", "4.000", "1.000", "bfloat16", "1, 2"]
     assert "1. 2001-02-03, torch 2.x, Triton 3.x, driver 1.2, a protocol" in text
     assert "2. 2001-02-04, torch 2.x" in text

@@ -630,6 +630,14 @@ def test_what_is_said_and_compiled_before_calls_is_what_they_launch(
         assert launched[0] in warmed
 
 
+def test_sizes_that_no_memory_holds_are_explained(device, tuned_dir):
+    for size in (2**31, 2**39):
+        assert "the default" in gemm_kernel.explain(size, size, size, device)
+        write(tuned_dir, {"1000000000": entry(2)}, size, size)
+        tuning._load_tuned_configs.cache_clear()
+        assert gemm_kernel.explain(size, size, size, device)
+
+
 @pytest.mark.parametrize("families", ["Hopper with Gluon"], indirect=True)
 def test_an_entry_is_compared_with_the_default_that_can_be_launched(families, on_hopper, tuned_dir):
     n, k = 5120, 25600

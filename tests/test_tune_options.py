@@ -134,7 +134,8 @@ def test_recheck_ranks_what_was_best_and_nothing_else(command, tmp_path, capsys,
 
 def test_shapes_of_a_file_are_tuned_and_listed(command, tmp_path, capsys):
     file = tmp_path / "shapes.txt"
-    file.write_text("# a model\n32 48 qkv\n\n48x32\n32 48\n")
+    # As some editors on Windows save it, with a mark before the first line.
+    file.write_text("\ufeff32 48 qkv\n# a comment: µ\n\n48x32\n32 48\n", "utf-8")
     options = ["--shapes", str(file), "--layout", "nn", "--save-dir", str(tmp_path / "out")]
     assert command.main([*options, "--list"]) == 0
     assert [line.split()[-2] for line in capsys.readouterr().out.splitlines()[2:]] == ["no"] * 3
@@ -160,6 +161,8 @@ BAD = {
     "list into a file": ([*SHAPE, "--list", "--json", "x.json"], "--json is for what is measured"),
     "check into a plot": (["--check", "--plot", "x.png"], "--plot is for what is measured"),
     "no such folder": ([*SHAPE, "--json", "/nowhere/x.json"], "a folder that exists"),
+    "a folder for a file": ([*SHAPE, "--json", "/tmp"], "expects a file, got the folder /tmp"),
+    "a folder for a plot": ([*SHAPE, "--plot", "/tmp"], "expects a file, got the folder /tmp"),
     "no such path": (["--model", "/nowhere"], "there is no /nowhere"),
 }
 # fmt: on
@@ -328,6 +331,29 @@ def test_the_linter_finds(tmp_path, name):
     findings = lint.check_files(gemm_kernel, sorted(tmp_path.iterdir()))
     assert len(findings) == (message is not None), findings
     assert message is None or message in findings[0]
+
+
+# fmt: off
+CAPABILITIES = {
+    "NVIDIA_GeForce_RTX_5090": (12, 0), "NVIDIA_GeForce_RTX_5070_Ti": (12, 0),
+    "NVIDIA_RTX_PRO_6000_Blackwell_Server_Edition": (12, 0), "NVIDIA_B200": (10, 0), "NVIDIA_B300_SXM6_AC": (10, 3),
+    "NVIDIA_H200": (9, 0), "NVIDIA_H100_80GB_HBM3": (9, 0), "NVIDIA_GH200_480GB": (9, 0),
+    "NVIDIA_L4": (8, 9), "NVIDIA_L40S": (8, 9), "NVIDIA_GeForce_RTX_4090": (8, 9), "NVIDIA_GeForce_RTX_4060_Ti": (8, 9),
+    "NVIDIA_RTX_6000_Ada_Generation": (8, 9), "NVIDIA_RTX_5000_Ada_Generation": (8, 9),
+    "NVIDIA_RTX_5000_Ada_Generation_Laptop_GPU": (8, 9), "NVIDIA_RTX_4000_SFF_Ada_Generation": (8, 9),
+    "NVIDIA_RTX_2000_Ada_Generation": (8, 9), "NVIDIA_A100-SXM4-80GB": (8, 0), "NVIDIA_A30": (8, 0),
+    "NVIDIA_A10G": (8, 6), "NVIDIA_GeForce_RTX_3090": (8, 6), "NVIDIA_RTX_A6000": (8, 6),
+    "Tesla_T4": (7, 5), "NVIDIA_GeForce_RTX_2080_Ti": (7, 5), "Quadro_RTX_8000": (7, 5), "Quadro_RTX_5000": (7, 5),
+    "Quadro_RTX_4000": (7, 5), "Quadro_RTX_3000": (7, 5), "NVIDIA_TITAN_RTX": (7, 5), "Tesla_V100-SXM2-16GB": (7, 0),
+}
+# fmt: on
+
+
+def test_the_linter_knows_gpus_by_their_names():
+    for name, capability in CAPABILITIES.items():
+        assert lint._properties(gemm_kernel, name, ()).capability == capability, name
+    for name in ("Some_GPU", "NVIDIA_GB10", "AMD_Instinct_MI300X"):
+        assert lint._properties(gemm_kernel, name, ()) is None, name
 
 
 def test_the_linter_reads_measurements(tmp_path):

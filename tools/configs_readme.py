@@ -67,7 +67,9 @@ def _section(device: str, paths: Sequence[Path], measurements: Path) -> str:
             # A measurement of what the entry was before says nothing of it.
             if found.top[0][1] == entries.get(str(M))
         }
-        table.append((f"`{path.name}`", len(entries), *_cells(path, measured, environments)))
+        # Beside its entries a file may have notes.
+        count = sum(isinstance(entry, dict) for entry in entries.values())
+        table.append((f"`{path.name}`", count, *_cells(path, measured, environments)))
     parts = [f"## {device.replace('_', ' ') or 'Files whose name no look-up asks for'}"]
     parts += [f"{number}. {_in_words(one)}" for number, one in enumerate(environments, start=1)]
     parts.append(tabulate(table, _HEADERS, tablefmt="github", disable_numparse=True))

@@ -16,14 +16,14 @@ _SHARED_MEMORY = {
 }  # fmt: skip
 # The first of these that the name has a word of.
 _CAPABILITIES = {
-    (12, 0): r"RTX_50\d\d|RTX_PRO",
+    (12, 0): r"RTX_50[5-9]0|RTX_PRO",
     (10, 3): r"B300|GB300",
     (10, 0): r"B200|GB200|B100",
     (9, 0): r"H100|H200|H800|H20|GH200",
-    (8, 9): r"L4|L40|L40S|L20|RTX_40\d\d|RTX_\d+_Ada",
+    (8, 9): r"L4|L40|L40S|L20|RTX_40[5-9]0|RTX_\d+(_SFF)?_Ada",
     (8, 0): r"A100|A800|A30",
-    (8, 6): r"A10|A10G|A2|A16|A40|RTX_30\d\d|RTX_A\d+",
-    (7, 5): r"T4|RTX_20\d\d|GTX_16\d\d",
+    (8, 6): r"A10|A10G|A2|A16|A40|RTX_30[5-9]0|RTX_A\d+",
+    (7, 5): r"T4|RTX_20[5-8]0|Quadro_RTX_\d+|TITAN_RTX|GTX_16\d\d",
     (7, 0): r"V100",
 }
 NAME = re.compile(

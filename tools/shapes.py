@@ -46,7 +46,7 @@ def read_shapes(path: Path) -> list[Layer]:
     Raises: ValueError that names the line.
     """
     layers = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(path.read_text("utf-8-sig").splitlines(), start=1):
         text = line.partition("#")[0].strip()
         if not text:
             continue

@@ -232,7 +232,8 @@ def default_configs(
     return _default_configs(M, N, K, properties, layout)
 
 
-@functools.lru_cache(maxsize=1024)
+# For as many calls as `calls` keeps plans of.
+@functools.lru_cache(maxsize=4096)
 def _default_configs(
     M: int, N: int, K: int, properties: DeviceProperties | None, layout: str
 ) -> tuple[Config, ...]:

@@ -25,8 +25,9 @@ def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: 
     """
     device = resolve_device(device)
     check_problem([M], N, K, layout)
-    tuned, entry_m = tuning.chosen_entry(M, N, K, device, layout)
-    neighbours = tuned.neighbours(M, tuning.takes_contiguous(M, N, K, layout)) if tuned else ()
+    accepts = tuning.takes_contiguous(M, N, K, layout)
+    tuned, entry_m = tuning.chosen_entry(M, N, K, device, layout, accepts)
+    neighbours = tuned.neighbours(M, accepts) if tuned else ()
     if tuned is not None and entry_m is not None:
         config, nearest = tuned[entry_m], neighbours[0]
         which = "this very M" if entry_m == M else "the nearest in log space"
@@ -37,7 +38,7 @@ def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: 
             + _times_in_words(tuned.path, entry_m, config)
         )
     else:
-        config = tuning.default_config(M, N, K, device, layout)
+        config = tuning.get_config(M, N, K, device, layout, accepts)
         why = f"the default, because {_why_default(M, N, K, device, layout, tuned, neighbours)}"
     problem = f"(M={M}, K={K}) @ (K={K}, N={N}), {layout}, on {device_name(device)}"
     return tuning.printable(f"{problem}: {config}, {why}.")

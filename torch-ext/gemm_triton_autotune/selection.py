@@ -81,19 +81,21 @@ def entry_for(
     properties: DeviceProperties,
     layout: str,
     accepts: Callable[[Config], bool] | None = None,
+    as_default: Callable[[Config], bool] | None = None,
 ) -> int | None:
     """The M of the entry of ``tuned`` that a (M, K) @ (K, N) on such a device runs with.
 
     It is one of the nearest below and above ``M`` that ``accepts`` takes: the nearer in log space, at a tie the smaller,
     unless the other one, or on Hopper the default, is faster for M rows by the work model: by more than 1 % on Hopper, else
     25.
+    as_default: what is accepted of the defaults, if that is not the same.
     Returns: None for the default, or if there is no entry, or if M is outside of them all by more than a factor of `REACH`.
     """
     neighbours = tuned.neighbours(M, accepts)
     if not neighbours or neighbours[0] == M:
         return M if neighbours else None
     weight = _Weight(N, K, properties, layout)
-    rank, default = weight.rival(M, accepts)
+    rank, default = weight.rival(M, as_default or accepts)
     # It takes some ten microseconds, and calls that are not kept ask each time. ``tuned`` is of one weight, layout and
     # device.
     question = (M, neighbours, rank)

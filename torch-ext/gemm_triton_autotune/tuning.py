@@ -201,6 +201,7 @@ def get_config(
     accepts: by default, what multiplies operands without gaps.
     """
     device = resolve_device(device)
+    accepts = accepts or takes_contiguous(M, N, K, layout)
     tuned, entry_m = chosen_entry(M, N, K, device, layout, accepts)
     if tuned is not None and entry_m is not None:
         # A copy: the entry is what every later call gets.
@@ -214,22 +215,26 @@ def chosen_entry(
     K: int,
     device: torch.device,
     layout: str,
-    accepts: Callable[[Config], bool] | None = None,
+    accepts: Callable[[Config], bool],
 ) -> tuple[TunedConfigs | None, int | None]:
     """The entries of the tuned file for these operands, and the M of the one that a call gets, None for the default."""
     tuned = _load_tuned_configs(N, K, device, layout)
     if tuned is None:
         return None, None
-    accepts = _without_failed(device, accepts or takes_contiguous(M, N, K, layout))
-    return tuned, entry_for(M, N, K, tuned, device_properties(device), layout, accepts)
+    properties = device_properties(device)
+    as_default = _without_failed(device, accepts)
+    return tuned, entry_for(M, N, K, tuned, properties, layout, accepts, as_default)
 
 
 def takes_contiguous(M: int, N: int, K: int, layout: str) -> Callable[[Config], bool]:
     """Whether a configuration multiplies such operands without gaps: what is asked where there are none yet."""
-    a, b, out = (
-        torch.empty(shape, dtype=torch.bfloat16, device="meta")
-        for shape in ((M, K), (N, K) if layout == "NT" else (K, N), (M, N))
-    )
+    try:
+        a, b, out = (
+            torch.empty(shape, dtype=torch.bfloat16, device="meta")
+            for shape in ((M, K), (N, K) if layout == "NT" else (K, N), (M, N))
+        )
+    except RuntimeError:  # their bytes are no number of 64 bits, so no call has them
+        return lambda config: True
     b = b.t() if layout == "NT" else b
     return lambda config: kernels.operand_problem(config, a, b, out) is None
 
@@ -248,7 +253,7 @@ _failed_defaults: list[tuple[torch.device, Config]] = []
 def _without_failed(
     device: torch.device, accepts: Callable[[Config], bool]
 ) -> Callable[[Config], bool]:
-    """``accepts``, but for the defaults that failed: an entry is not to be compared with one of those."""
+    """``accepts``, but for the defaults that failed: an entry is not compared with one that no call gets."""
     if not _failed_defaults:
         return accepts
     return lambda config: (device, config) not in _failed_defaults and accepts(config)
@@ -339,7 +344,8 @@ def _reject(
         _failed_defaults.append((device, config))
     if dropped is not None:
         path, Ms = dropped
-        what = f"Tuned GEMM file {path}: the entry for M={', '.join(map(str, Ms))}"
+        also = ", also a default," if is_new else ""
+        what = f"Tuned GEMM file {path}: the entry for M={', '.join(map(str, Ms))}{also}"
     elif is_new:
         what = f"The default GEMM configuration {config}"
     else:
