@@ -30,13 +30,14 @@ def test_a_hundred_thousand_look_ups_leave_nothing(device, tuned_dir, caplog):
             tuning.get_config(M, N, K, device)
             tuning.get_config(M, N + 1, K, device, "NT")
 
-    # What is kept of the last thousand, of which one serves eight rows, is full after ten; and is counted from the start.
+    # By then what is kept, four thousand defaults of which one serves eight rows, is full and in its final size; counted from
+    # the start.
     tracemalloc.start()
-    look_up(1, 10_000)
+    look_up(1, 60_000)
     gc.collect()
     before, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
-    look_up(10_000, 50_000)
+    look_up(60_000, 20_000)
     gc.collect()
     after, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
