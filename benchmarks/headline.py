@@ -118,12 +118,9 @@ def _models_line(kept: Mapping[str, Mapping[str, Any]]) -> str:
 def _cpu_line(results: Mapping[str, Any]) -> str:
     if not results["cpu"]:
         return ""
-    ours = [
-        f"{row['family']} {row['gemm']:.1f}".replace(", split", " with split K")
-        for row in results["cpu"]
-    ]
+    ours = [f"{row['family']} {row['gemm']:.1f}" for row in results["cpu"]]
     theirs = [row["a @ b"] for row in results["cpu"]]
-    return f"CPU time of an eager call, µs, by the kernel it launches: {', '.join(ours)}; `a @ b` beside them {min(theirs):.1f} to {max(theirs):.1f}."
+    return f"CPU time of an eager call, µs, by the kernel it launches: {'; '.join(ours)}; `a @ b` beside them {min(theirs):.1f} to {max(theirs):.1f}."
 
 
 def _between_line(kept: Mapping[str, Mapping[str, Any]]) -> str:

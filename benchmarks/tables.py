@@ -90,12 +90,10 @@ def band_table(rows: Sequence[Row]) -> str:
 
 
 def _band_cells(band: Sequence[Row]) -> tuple:
-    ratios = [row["ratio"] for row in band]
     default = [ratio for ratio in map(default_ratio, band) if ratio is not None]
     return (
         len(band),
-        f"{mean(ratios):.3f}",
-        f"{min(ratios):.3f}",
+        *_ratio_cells(band),
         len(lost(band)),
         f"{mean(default):.3f}" if default else "",
         f"{mean(of_floor(row, 'gemm') for row in band):.3f}",

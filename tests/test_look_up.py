@@ -587,14 +587,13 @@ def test_warmup_runs_many_rows_as_fewer_of_the_same_entry(device, tuned_dir, lau
     assert max(launched_rows) == 8192
 
 
-def test_warmup_compiles_what_rows_get_that_their_entry_is_not_for(device, tuned_dir):
-    one_row = make_config("gemv", 1, 2, 512, 4, 1)
-    write(tuned_dir, {"1": one_row, "16": one_row}, k=512, layout="NT")
-    launched = gemm_kernel.warmup(N, 512, device, layout="NT", dtype=torch.float16)
-    assert launched[:2] == [one_row, tuning.default_config(16, N, 512, device, "NT")]
-
-
 ONE_ROW = make_config("gemv", 1, 2, 512, 4, 1)
+
+
+def test_warmup_compiles_what_rows_get_that_their_entry_is_not_for(device, tuned_dir):
+    write(tuned_dir, {"1": ONE_ROW, "16": ONE_ROW}, k=512, layout="NT")
+    launched = gemm_kernel.warmup(N, 512, device, layout="NT", dtype=torch.float16)
+    assert launched[:2] == [ONE_ROW, tuning.default_config(16, N, 512, device, "NT")]
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,11 @@ _HEAD = """\
 # Where each tuned file comes from
 
 Made by `python -m tools.configs_readme --write` from the files of the same names in `measurements/`; not to be edited. Each
-file is what `python tune.py --n N --k K` makes on that GPU. A file is named `N=…,K=…,device_name=….json`, with `,layout=NT` for weights that are passed as the transpose of an (N, K)
-matrix; its format is described in `tuned_file.py`. The two ratios are geometric means over the measured M, above 1
-where tuned is faster; their times are the tuner's own, and `benchmarks/RESULTS.md` has a comparison of its own. "M" counts
-the entries, "measured" those whose measurement is kept; "under" is the number of the conditions above the table. What was tried, and what came out, is in `benchmarks/NOTES.md`."""
+file is what `python tune.py --n N --k K` makes on that GPU. It is named `N=…,K=…,device_name=….json`, with `,layout=NT` for
+weights that are passed as the transpose of an (N, K) matrix; its format is described in `tuned_file.py`. "M" counts the entries,
+"measured" those whose measurement is kept; "under" is the number of the conditions above the table. The two ratios are geometric
+means over the measured M, above 1 where tuned is faster; their times are the tuner's own, and `benchmarks/RESULTS.md` has a
+comparison of its own. What was tried, and what came out, is in `benchmarks/NOTES.md`."""
 _HEADERS = ("file", "M", "measured", "default / tuned", "torch.mm / tuned", "dtype", "under")
 
 
@@ -68,7 +69,7 @@ def _section(device: str, paths: Sequence[Path], measurements: Path) -> str:
             if found.top[0][1] == entries.get(str(M))
         }
         # Beside its entries a file may have notes.
-        count = sum(isinstance(entry, dict) for entry in entries.values())
+        count = len([key for key in entries if gemm_kernel.tuned_file.M_KEY.fullmatch(key)])
         table.append((f"`{path.name}`", count, *_cells(path, measured, environments)))
     parts = [f"## {device.replace('_', ' ') or 'Files whose name no look-up asks for'}"]
     parts += [f"{number}. {_in_words(one)}" for number, one in enumerate(environments, start=1)]

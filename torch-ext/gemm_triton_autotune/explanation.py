@@ -26,10 +26,10 @@ def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: 
     device = resolve_device(device)
     check_problem([M], N, K, layout)
     accepts = tuning.takes_contiguous(M, N, K, layout)
-    tuned, entry_m = tuning.chosen_entry(M, N, K, device, layout, accepts)
+    config, tuned, entry_m = tuning.choose(M, N, K, device, layout, accepts)
     neighbours = tuned.neighbours(M, accepts) if tuned else ()
     if tuned is not None and entry_m is not None:
-        config, nearest = tuned[entry_m], neighbours[0]
+        nearest = neighbours[0]
         which = "this very M" if entry_m == M else "the nearest in log space"
         if entry_m != nearest:
             which = f"by the work model faster for so many rows than the nearest, M={nearest},"
@@ -38,7 +38,6 @@ def explain(M: int, N: int, K: int, device: torch.device | None = None, layout: 
             + _times_in_words(tuned.path, entry_m, config)
         )
     else:
-        config = tuning.get_config(M, N, K, device, layout, accepts)
         why = f"the default, because {_why_default(M, N, K, device, layout, tuned, neighbours)}"
     problem = f"(M={M}, K={K}) @ (K={K}, N={N}), {layout}, on {device_name(device)}"
     return tuning.printable(f"{problem}: {config}, {why}.")

@@ -40,7 +40,7 @@ class _Weight(NamedTuple):
     layout: str
 
     def default(self, M: int) -> Config:
-        return default_configs(M, self.N, self.K, self.properties, self.layout)[0]
+        return default_configs(M, *self)[0]
 
     def rival(
         self, M: int, accepts: Callable[[Config], bool] | None

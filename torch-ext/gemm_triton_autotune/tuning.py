@@ -200,30 +200,28 @@ def get_config(
 
     accepts: by default, what multiplies operands without gaps.
     """
-    device = resolve_device(device)
     accepts = accepts or takes_contiguous(M, N, K, layout)
-    tuned, entry_m = chosen_entry(M, N, K, device, layout, accepts)
-    if tuned is not None and entry_m is not None:
-        # A copy: the entry is what every later call gets.
-        return dict(tuned[entry_m])
-    return _default(M, N, K, device, layout, accepts)
+    return choose(M, N, K, resolve_device(device), layout, accepts)[0]
 
 
-def chosen_entry(
+def choose(
     M: int,
     N: int,
     K: int,
     device: torch.device,
     layout: str,
     accepts: Callable[[Config], bool],
-) -> tuple[TunedConfigs | None, int | None]:
-    """The entries of the tuned file for these operands, and the M of the one that a call gets, None for the default."""
+) -> tuple[Config, TunedConfigs | None, int | None]:
+    """What `get_config` returns, the entries it could be of, and the M of the one that it is, None for the default."""
     tuned = _load_tuned_configs(N, K, device, layout)
-    if tuned is None:
-        return None, None
-    properties = device_properties(device)
     as_default = _without_failed(device, accepts)
-    return tuned, entry_for(M, N, K, tuned, properties, layout, accepts, as_default)
+    if tuned is not None:
+        properties = device_properties(device)
+        entry_m = entry_for(M, N, K, tuned, properties, layout, accepts, as_default)
+        if entry_m is not None:
+            # A copy: the entry is what every later call gets.
+            return dict(tuned[entry_m]), tuned, entry_m
+    return _default(M, N, K, device, layout, as_default), tuned, None
 
 
 def takes_contiguous(M: int, N: int, K: int, layout: str) -> Callable[[Config], bool]:
@@ -243,7 +241,8 @@ def default_config(
     M: int, N: int, K: int, device: torch.device | None = None, layout: str = "NN"
 ) -> Config:
     """The configuration of a (M, K) @ (K, N) on ``device`` for which nothing was tuned."""
-    return _default(M, N, K, resolve_device(device), layout)
+    device = resolve_device(device)
+    return _default(M, N, K, device, layout, _without_failed(device, lambda config: True))
 
 
 # Defaults that failed to launch where another one did, with the device.
@@ -253,7 +252,7 @@ _failed_defaults: list[tuple[torch.device, Config]] = []
 def _without_failed(
     device: torch.device, accepts: Callable[[Config], bool]
 ) -> Callable[[Config], bool]:
-    """``accepts``, but for the defaults that failed: an entry is not compared with one that no call gets."""
+    """``accepts``, but for the defaults that failed: no call gets them, and no entry is compared with them."""
     if not _failed_defaults:
         return accepts
     return lambda config: (device, config) not in _failed_defaults and accepts(config)
@@ -265,14 +264,11 @@ def _default(
     K: int,
     device: torch.device,
     layout: str,
-    accepts: Callable[[Config], bool] | None = None,
+    accepts: Callable[[Config], bool],
 ) -> Config:
     """The first default that ``accepts`` takes; the last one whatever it says."""
     *better, last = default_configs(M, N, K, device_properties(device), layout)
-    for config in better:
-        if (accepts is None or accepts(config)) and (device, config) not in _failed_defaults:
-            return dict(config)
-    return dict(last)
+    return dict(next(filter(accepts, better), last))
 
 
 def launch_tuned(
